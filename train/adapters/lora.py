@@ -1,6 +1,6 @@
 """Low-rank adapters: LoRA (Hu et al. 2022), rsLoRA (Kalajdzievski 2023) and DoRA (Liu et al. 2024).
 
-Names and layout are PEFT's, so that its users can load what is trained here.
+Names and layout follow PEFT, so that PEFT can load the adapters.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gristmill.train.parallel.world import World
 from gristmill.train.planning.flops import flops_per_token
 
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""How the parameters of an adapter are called, after the name of their layer."""
+"""Suffixes of the parameters of an adapter, after the name of the layer."""
 
 
 class LoraError(ValueError):
-    """A model cannot have the adapters that are asked for."""
+    """A model does not support the configured adapters."""
 
 
 class LoraLinear(nn.Linear):
@@ -38,9 +38,9 @@ class LoraLinear(nn.Linear):
 
     Attributes:
         lora_A: (rank, in); lora_B: (out, rank).
-        lora_magnitude_vector: (out,), of DoRA alone.
-        is_off: whether it computes as the frozen layer does.
-        rounded: the frozen weight, where it is not `weight` (see quantised.py).
+        lora_magnitude_vector: (out,), only for DoRA.
+        is_off: true to compute as the frozen layer.
+        rounded: quantised frozen weight, in place of `weight` (see quantised.py).
     """
 
     rounded: RoundedWeight | None = None
@@ -63,7 +63,7 @@ class LoraLinear(nn.Linear):
         added = self.lora_B(self.lora_A(x)) * self.scale
         if self.lora_magnitude_vector is None:
             return self._frozen(x) + added
-        # The norm is a constant to the gradient (section 4.3), which saves a third of the memory and costs nothing.
+        # The norm is detached from the gradient (section 4.3), which saves a third of the memory at no loss.
         norm = adapted_weight(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale).norm(dim=1).detach()
         out = (F.linear(x, self.weight) + added) * (self.lora_magnitude_vector / norm)
         return out if self.bias is None else out + self.bias
@@ -81,32 +81,32 @@ def adapted_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Te
 
 
 def adapt(model: nn.Module, lora: Lora) -> None:
-    """Freeze a model and give its linear layers adapters, in place; before it is sharded.
+    """Freeze a model and add adapters to its linear layers in place, before sharding.
 
     Raises:
-        LoraError: the model has none of the layers that are asked for.
+        LoraError: the model lacks the target layers.
     """
     model.requires_grad_(False)
-    wanted = lora.targets or get_args(LinearLayer)
-    found = [
+    targets = lora.targets or get_args(LinearLayer)
+    target_layers = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in wanted
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
     ]
-    missing = set(wanted) - {name.rpartition(".")[2] for name, _ in found}
-    if not found or (lora.targets and missing):
+    missing = set(targets) - {name.rpartition(".")[2] for name, _ in target_layers}
+    if not target_layers or (lora.targets and missing):
         raise LoraError(
             f"lora.targets: the model has no linear layer called {', '.join(sorted(missing))} (the "
             "matrices of experts are none); leave these out"
         )
-    for name, module in found:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, LoraLinear(module, lora))
+    for name, module in target_layers:
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, LoraLinear(module, lora))
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Let a model compute as if it had no adapters: as what it was adapted from."""
+    """Context in which a model computes without its adapters, as its base model."""
     layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
     for layer in layers:
         layer.is_off = True
@@ -118,18 +118,18 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> TensorOf:
-    """Where the tensors of an adapted model come from: the frozen ones as before, new adapters change nothing at first.
+    """Source of the tensors of an adapted model, whose adapters do not change its outputs initially.
 
-    A is uniform within 1 / sqrt(in) (PEFT's default, Kaiming's with a = sqrt 5), drawn by its name, B is zero, and
-    DoRA's magnitudes are the norms of W's rows.
+    A is uniform within 1 / sqrt(in) (PEFT's default, Kaiming with a = sqrt 5), seeded by its name; B is zero; DoRA's
+    magnitudes are the norms of W's rows.
     """
     if lora is None:
         return tensor_of
 
-    def found(name: str, size: torch.Size) -> Tensor:
+    def tensor_of_adapted(name: str, size: torch.Size) -> Tensor:
         if name.endswith(DOWN):
-            edge = 1 / math.sqrt(size[1])
-            return torch.empty(size).uniform_(-edge, edge, generator=generator_of(seed, name))
+            bound = 1 / math.sqrt(size[1])
+            return torch.empty(size).uniform_(-bound, bound, generator=generator_of(seed, name))
         if name.endswith(UP):
             return torch.zeros(size)
         if name.endswith(MAGNITUDE):
@@ -139,16 +139,16 @@ def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> Tensor
         return tensor_of(name, size)
 
     widths: dict[str, torch.Size] = {}
-    return found
+    return tensor_of_adapted
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is an adapter's."""
+    """Return True for the names of adapter parameters."""
     return name.endswith((DOWN, UP, MAGNITUDE))
 
 
 def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """The weights that compute the same without adapters, under the names of the model without them."""
+    """Merge adapters into the weights, under the names of the model without adapters."""
     weights = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for name in tensors:
         if not name.endswith(DOWN):
@@ -162,19 +162,19 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 
 def adapted_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
-    """Arithmetic of a training per token: where weights are frozen, their gradients are not computed."""
+    """Training FLOPs per token, without the gradients of frozen weights."""
     flops = flops_per_token(shape, length)
     if lora is None:
         return flops.whole
-    # Two of six operations per weight are its gradient's. Adapters are so small that they are not counted.
+    # Two of six FLOPs per weight are for its gradient. Adapters are negligible and not counted.
     return flops.matrices * 2 / 3 + flops.attention
 
 
 def check_rounding(kind: RoundedBase, compiled: bool) -> None:
-    """Refuse what cannot be had.
+    """Check that the frozen weights can be quantised.
 
     Raises:
-        LoraError: bitsandbytes, which rounds to 4 bits, is not installed, or the model is to be compiled.
+        LoraError: bitsandbytes, which quantises to 4 bits, is not installed, or the model is compiled.
     """
     if compiled:
         raise LoraError(
@@ -192,36 +192,34 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
 
 
 def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World) -> None:
-    """Give all adapted layers of a model, which have no weight yet, their rounded ones; matrix by matrix, of which each
-    process keeps its share."""
+    """Quantise the frozen weights of all adapted layers, one matrix at a time; each process keeps its shard."""
     group = world.sharing_group
     for name, layer in _adapted_layers(model):
-        whole = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(world.device)
-        found = rounded(whole, kind)
-        layer.rounded = found if group is None else found.among(group)
+        weight = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(world.device)
+        quantised = rounded(weight, kind)
+        layer.rounded = quantised if group is None else quantised.among(group)
 
 
 def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
-    """The matrices that are held rounded, by the names of their layers' weights."""
+    """Quantised matrices, by the names of their layers' weights."""
     return {f"{name}.weight": layer.rounded for name, layer in _adapted_layers(model) if layer.rounded is not None}
 
 
 def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What they stand for; float32 on the CPU of the first process, nothing on the others, which help to gather it."""
-    found, is_first = dict[str, Tensor](), torch.distributed.get_rank() == 0
+    """Dequantised matrices; float32 on the CPU of the first process, empty on the others. A collective."""
+    matrices, is_first = dict[str, Tensor](), torch.distributed.get_rank() == 0
     for name, weight in rounded_weights(model).items():
-        whole = weight.whole(torch.float32)
+        matrix = weight.whole(torch.float32)
         if is_first:
-            found[name] = whole.cpu()
-    return found
+            matrices[name] = matrix.cpu()
+    return matrices
 
 
 def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
-    """For a summary: bytes that rounded matrices take on each process, and would in float32 if whole; nothing if none
-    is."""
+    """Summary of quantised matrices: their bytes on each process and in unsharded float32; empty without them."""
     if lora is None or lora.base is None:
         return {}
-    taken = [
+    layer_bytes = [
         (layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
         for _, layer in _adapted_layers(model)
         if layer.rounded is not None
@@ -229,8 +227,8 @@ def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
     return {
         "lora_base": {
             "kind": lora.base,
-            "bytes": sum(ours for ours, _ in taken),
-            "float32_bytes": sum(whole for _, whole in taken),
+            "bytes": sum(quantised_bytes for quantised_bytes, _ in layer_bytes),
+            "float32_bytes": sum(float32_bytes for _, float32_bytes in layer_bytes),
         }
     }
 
@@ -252,18 +250,18 @@ def tuned_model(
     extend: Callable[[nn.Module], None] | None = None,
     build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
-    """A model that exists already, sharded, with new adapters where they are asked for.
+    """Load an existing model, sharded, with new adapters if configured.
 
     Args:
         shape, tensor_of: the model.
-        lora: its adapters, and how what they freeze is rounded; all is trained without.
+        lora: its adapters and the quantisation of frozen weights; None trains all weights.
         seed: of the adapters.
-        world, dtype, context: where and how it computes.
-        extend: changes it once more before it is sharded; layers that this puts on top of it begin at zero.
+        world, dtype, context: processes, compute dtype and settings.
+        extend: modifies the model again before sharding; layers that it adds start at zero.
         build: see `sharded_model`.
 
     Raises:
-        LoraError: there is no such layer, the model is a GLM, or frozen weights cannot be rounded as they are to be.
+        LoraError: target layers are missing, the model is a GLM, or its frozen weights cannot be quantised.
     """
     if lora is not None and shape.rotary_share != 1.0:
         raise LoraError(

@@ -1,4 +1,4 @@
-"""Adapters as files that PEFT loads: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Adapters in PEFT's file format: `adapter_config.json` and `adapter_model.safetensors`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 BASE_PARTS = 4
-"""Of a model's path in a store: stage, slug and fingerprint, `data`, `model`."""
+"""Components of a model's path in a store: stage, slug and fingerprint, `data`, `model`."""
 HELD = {
     "nf4": 'in 4 bits (bitsandbytes: `load_in_4bit=True, bnb_4bit_quant_type="nf4"`)',
     "int8": "in 8 bits (to nearest, symmetric, one scale per row)",
 }
 PREFIX = "base_model.model."
-"""What PEFT puts before a model's own names."""
+"""Prefix of PEFT for a model's own names."""
 
 
 def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: str | None = None) -> None:
-    """Write the adapters among a model's tensors: float32, under the names that PEFT 0.21 gives them.
+    """Write the adapters among a model's tensors as float32, with the names of PEFT 0.21.
 
     Args:
-        folder: where to.
-        lora: what they are.
-        tensors: among them theirs.
-        base: what the model that they were trained on is called.
+        folder: destination.
+        lora: their settings.
+        tensors: of the model, including adapters.
+        base: name of the base model.
     """
     from safetensors.torch import save
 
@@ -41,12 +41,12 @@ def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: 
 
 
 def base_name(start: Path) -> str:
-    """What the model in a stage's output is called in adapters on it: its place within the store, whichever that is."""
+    """Name of the base model in adapters: its path within the store, independent of the store's location."""
     return "/".join(start.parts[-BASE_PARTS:])
 
 
 def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) -> dict[str, Any]:
-    """The settings for PEFT. It knows no key for a rounded base, which the README beside it speaks of."""
+    """Config for PEFT, which has no key for a quantised base; the README describes that."""
     layers = {name.removesuffix(f".{DOWN}").rpartition(".")[2] for name in tensors if name.endswith(DOWN)}
     return {
         "peft_type": "LORA",
@@ -66,11 +66,11 @@ def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) 
 
 
 def readme(lora: Lora, base: str) -> str:
-    """Which model the adapters belong to, and how that was held."""
-    held = HELD[lora.base] if lora.base is not None else "in float32"
+    """README with the base model of the adapters and its quantisation."""
+    format_text = HELD[lora.base] if lora.base is not None else "in float32"
     return (
         f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained on `{base}`, a folder of the "
-        f"gristmill store, whose adapted matrices were held {held}. Load that model, rounded the same way, as "
+        f"gristmill store, whose adapted matrices were held {format_text}. Load that model, rounded the same way, as "
         "transformers has it, and put these on it:\n\n"
         '    peft.PeftModel.from_pretrained(model, "path/to/this/folder")\n'
     )
@@ -79,13 +79,13 @@ def readme(lora: Lora, base: str) -> str:
 def settle_adapters(
     out: Path, tensors: Mapping[str, dict[str, Tensor]], lora: Lora | None, start: Path
 ) -> dict[str, dict[str, Tensor]]:
-    """Write every model's adapters beside it (`adapter/` beside `model/`), and merge them into its weights.
+    """Write every model's adapters (`adapter/` beside `model/`), and merge them into its weights.
 
     Args:
         out: the stage's data folder.
-        tensors: by the folder that a model goes to, its own tensors and those of its adapters.
-        lora: what the adapters are; nothing is done without.
-        start: the folder of the model that they were trained on.
+        tensors: folder of each model -> its tensors, including adapters.
+        lora: settings of the adapters; None does nothing.
+        start: folder of the base model.
 
     Returns:
         tensors of models without adapters, by folder.

@@ -1,9 +1,9 @@
-"""Frozen weights in 4 or 8 bits under adapters that are trained (QLoRA, Dettmers et al. 2023).
+"""Frozen weights in 4 or 8 bits under trainable adapters (QLoRA, Dettmers et al. 2023).
 
-A matrix has its values again only while it is multiplied, in the forward pass and once more in the backward pass, which
-needs no gradient of it. Rounded matrices are not parameters, and no checkpoint holds them, since rounding what the
-training starts from gives the same bits. Processes that share weights each hold a share of their bytes (of an eighth or
-a quarter of what they are in float32), and gather those of a matrix while it is multiplied; scales are on all of them.
+A matrix is dequantised only while it is multiplied, in the forward pass and again in the backward pass, without
+gradients of its own. Quantised matrices are not parameters and not in checkpoints, since quantising the base model
+again gives the same bits. Processes that share weights each hold a shard of the bytes (an eighth or a quarter of
+float32) and gather a matrix for its product; scales are replicated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gristmill.train.parallel.row_split import all_gather_single
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """A tensor of bytes of which each of some processes holds a share.
+    """Tensor of bytes that is sharded over processes.
 
     Attributes:
-        own: this process's, flat; the last processes' may be filled up.
-        like: the tensor's shape and dtype, without its bytes.
-        group: the processes, in the order of their shares.
+        own: shard of this process, flat; the last ones may be padded.
+        like: shape and dtype of the tensor, on the meta device.
+        group: the processes, in the order of their shards.
     """
 
     own: Tensor
@@ -36,26 +36,26 @@ class SharedBytes:
     group: dist.ProcessGroup
 
     def whole(self) -> Tensor:
-        """All of it; the processes call this together."""
+        """Gather the tensor; a collective."""
         gathered = self.own.new_empty(len(self.own) * self.group.size())
         all_gather_single(gathered, self.own, group=self.group)
         return gathered[: self.like.numel()].view(self.like.shape)
 
     @property
     def nbytes(self) -> int:
-        """What this process's share takes."""
+        """Bytes of this process's shard."""
         return self.own.nbytes
 
 
 def shared(tensor: Tensor, group: dist.ProcessGroup) -> SharedBytes:
-    """This process's share of a tensor that all processes of a group have."""
+    """Shard of a tensor that is replicated on the processes of a group."""
     size = -(-tensor.numel() // group.size())
     flat = F.pad(tensor.flatten(), (0, size * group.size() - tensor.numel()))
     return SharedBytes(flat[size * group.rank() :][:size].clone(), tensor.to("meta"), group)
 
 
-def _all_of(held: Tensor | SharedBytes) -> Tensor:
-    return held.whole() if isinstance(held, SharedBytes) else held
+def _all_of(tensor: Tensor | SharedBytes) -> Tensor:
+    return tensor.whole() if isinstance(tensor, SharedBytes) else tensor
 
 
 @dataclass(frozen=True)
@@ -66,40 +66,40 @@ class Int8Weight:
     scales: Tensor
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """The matrix that is meant, (out, in); processes that share it call this together."""
+        """Dequantise the matrix, (out, in); a collective if it is sharded."""
         return dequantised(_all_of(self.values), self.scales).to(dtype)
 
     def among(self, group: dist.ProcessGroup) -> Int8Weight:
-        """The same, its integers shared by the processes of a group."""
+        """Shard its integers over the processes of a group."""
         return replace(self, values=shared(_all_of(self.values), group))
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Bytes on this process."""
         return self.values.nbytes + self.scales.nbytes
 
 
 @dataclass(frozen=True)
 class Nf4Weight:
-    """A matrix in normal floats of 4 bits with a scale per 64 of them, scales in 8 bits: bitsandbytes' layout."""
+    """Matrix in 4-bit normal floats with a scale per 64 values, scales in 8 bits: the layout of bitsandbytes."""
 
     codes: Tensor | SharedBytes
     state: Any
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """The matrix that is meant, (out, in); processes that share it call this together."""
+        """Dequantise the matrix, (out, in); a collective if it is sharded."""
         from bitsandbytes.functional import dequantize_4bit
 
-        found: Tensor = dequantize_4bit(_all_of(self.codes), self.state)
-        return found.to(dtype)
+        matrix: Tensor = dequantize_4bit(_all_of(self.codes), self.state)
+        return matrix.to(dtype)
 
     def among(self, group: dist.ProcessGroup) -> Nf4Weight:
-        """The same, its codes shared by the processes of a group."""
+        """Shard its codes over the processes of a group."""
         return replace(self, codes=shared(_all_of(self.codes), group))
 
     @property
     def nbytes(self) -> int:
-        """What it takes, the table of its 16 values and the scales' own scales included."""
+        """Bytes on this process, including the table of 16 values and the scales of scales."""
         parts = [*vars(self.state).values(), *vars(self.state.state2).values()]
         return self.codes.nbytes + sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
@@ -108,7 +108,7 @@ RoundedWeight = Int8Weight | Nf4Weight
 
 
 class _Product(torch.autograd.Function):
-    """x W^T of a rounded W, which is kept as it is for the backward pass."""
+    """x W^T with a quantised W, which stays quantised between forward and backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: RoundedWeight) -> Tensor:
@@ -122,7 +122,7 @@ class _Product(torch.autograd.Function):
 
 
 def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
-    """A float32 matrix (out, in) in 4 or 8 bits, on its device."""
+    """Quantise a float32 matrix (out, in) to 4 or 8 bits, on its device."""
     match kind:
         case "int8":
             return Int8Weight(*quantised(weight))
@@ -134,6 +134,6 @@ def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
 
 
 def product(x: Tensor, weight: RoundedWeight) -> Tensor:
-    """(..., in) times a rounded (out, in): (..., out)."""
-    found: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
-    return found
+    """Multiply (..., in) by a quantised (out, in): (..., out)."""
+    outputs: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    return outputs

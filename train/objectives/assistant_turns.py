@@ -1,4 +1,4 @@
-"""The objective of supervised fine-tuning: the trained tokens of packed conversations, measured per set."""
+"""Objective of supervised fine-tuning: loss on the trained tokens of packed conversations, with metrics per set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 HEAD_TOKENS = 64
-"""Tokens of each example that a loss-spike report shows as text."""
+"""Tokens of each example that loss-spike reports show as text."""
 SUMS_PER_SET = 3
 
 
@@ -31,9 +31,9 @@ class Turns:
     Attributes:
         ids: (n, t) int64.
         trained: (n, t) bool.
-        sources: (n,) int64, the number of each row's set.
-        positions: (n, t) int32, each token's number within its example; None where every row holds one example.
-        real: whether it counts.
+        sources: (n,) int64, set number of each row.
+        positions: (n, t) int32, position of each token in its example; None if every row holds one example.
+        real: false for an empty micro-batch, whose rows are padding.
     """
 
     ids: Tensor
@@ -50,8 +50,8 @@ class PlacedTurns:
     Attributes:
         ids: (n, t) int64.
         targets: (n, t) int64, IGNORED where nothing is trained.
-        counted: (n, t) float32, 1 where something is trained that counts.
-        sources, positions: as of Turns.
+        counted: (n, t) float32, 1 for trained tokens that count, else 0.
+        sources, positions: see Turns.
     """
 
     ids: Tensor
@@ -62,13 +62,13 @@ class PlacedTurns:
 
 
 class AssistantTurns:
-    """Cross-entropy over the tokens that have a loss (see objective.Objective).
+    """Cross-entropy over trained tokens (see objective.Objective).
 
     Args:
-        packed: the rows, with masks beside them (`train/data/example_rows.py`).
-        seed: of the order.
+        packed: packed set with loss masks (`train/data/example_rows.py`).
+        seed: of the row order.
         token_bytes: (vocab,) bytes per id, on the device.
-        flops_per_token: model arithmetic.
+        flops_per_token: model FLOPs.
     """
 
     def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
@@ -80,19 +80,19 @@ class AssistantTurns:
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return float(self.masks.trained_per_row[rows].sum())
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens but padding."""
+        """Number of tokens without padding."""
         return int(self.packed.boundaries(rows).filled().sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Turns:
-        """Read a micro-batch, no longer than it needs to be; for no rows any one, with no weight."""
-        # An empty micro-batch computes too: its passes are collective operations.
+        """Read a micro-batch, cut to its longest row; an empty one holds a row of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        ids, trained, found = read_turns(self.packed, self.masks, rows)
-        positions = None if found is None else pinned(torch.from_numpy(found))
+        ids, trained, token_positions = read_turns(self.packed, self.masks, rows)
+        positions = None if token_positions is None else pinned(torch.from_numpy(token_positions))
         return Turns(
             pinned(torch.from_numpy(ids)),
             pinned(torch.from_numpy(trained)),
@@ -102,7 +102,7 @@ class AssistantTurns:
         )
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes of each set."""
+        """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes per set."""
         placed = self.place(batch)
         weights = placed.counted * scale
         fused = bool(getattr(model, "is_compiled", False))
@@ -115,7 +115,7 @@ class AssistantTurns:
         return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
 
     def place(self, batch: Turns) -> PlacedTurns:
-        """A micro-batch on the device, with its targets."""
+        """Copy a micro-batch to the device, with its targets."""
         device = self._token_bytes.device
         ids, trained, sources = (
             part.to(device, non_blocking=True) for part in (batch.ids, batch.trained, batch.sources)
@@ -125,17 +125,17 @@ class AssistantTurns:
         return PlacedTurns(ids, targets, (targets != IGNORED).float() * float(batch.real), sources, positions)
 
     def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
-        """From the loss of each token (n, t): the total, and loss, trained tokens and bytes of each set."""
+        """Total loss, and loss, trained tokens and bytes per set, from the losses of tokens (n, t)."""
         num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
         per_row = torch.stack(
             [(part * placed.counted).double().sum(dim=1) for part in (nll, placed.counted, num_bytes)], dim=1
         )
-        # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
+        # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
         per_set = torch.nn.functional.one_hot(placed.sources, len(self.packed.sources)).double().T @ per_row
         return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss per trained token and bits per byte, over all sets and of each one that was read."""
+        """Loss per trained token and bits per byte, over all sets and for each set with data."""
         by_set = {
             name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)] for n, name in enumerate(self.packed.sources)
         }
@@ -147,24 +147,24 @@ class AssistantTurns:
         }
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The examples of some rows."""
+        """Examples of rows."""
         return {"examples": [piece["id"].hex() for piece in self.packed.pieces(rows).to_pylist()]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every example of some rows with the mean loss of its trained tokens."""
+        """Examples of rows, with the mean loss of their trained tokens."""
         tokens = self.packed.tokens(rows)
-        places = {int(row): place for place, row in enumerate(rows)}
-        found = []
+        indices = {int(row): index for index, row in enumerate(rows)}
+        examples = []
         for piece in self.packed.pieces(rows).to_pylist():
-            place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
-            # What is at a position is the loss of the token after it.
-            losses = row_losses[place, max(start - 1, 0) : end - 1]
-            found.append(
+            index, start, end = indices[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            # A position holds the loss of the next token.
+            losses = row_losses[index, max(start - 1, 0) : end - 1]
+            examples.append(
                 {
                     "id": piece["id"].hex(),
                     "loss": mean_of_trained(losses),
                     "tokens": piece["length"],
-                    "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
+                    "head": tokens[index, start : min(end, start + HEAD_TOKENS)].tolist(),
                 }
             )
-        return found
+        return examples

@@ -1,13 +1,13 @@
-"""Autoregressive blank infilling (Du et al. 2022, section 2.1): what GLM reads of packed rows, and what it fills in.
+"""Autoregressive blank infilling (Du et al. 2022, section 2.1): inputs and targets of GLM from packed rows.
 
-Spans of a row are hidden, each behind one blank: that is part A, which is read in both directions. Part B are the
-spans in an order that is drawn, each behind a token that begins it; what is predicted are their tokens, and one that
-ends each. A decoder reads both in one row.
+Spans of a row are hidden, each replaced by a blank: that is part A, with bidirectional attention. Part B are the spans
+in random order, each after a begin token; their tokens and an end token per span are predicted. A decoder reads both
+parts in one row.
 
-Lengths are drawn from a Poisson distribution without zero until enough tokens are hidden, and places such that blanks
-are apart, as in the authors' code (blocklm_utils.py: generate_blank_data, sample_spans, make_block_data). Positions
-count what is read, one after the other: GLM's second position, of a token in its span, is not there, as it is not in
-GLM-4, whose rotary embedding leaves half of the channels alone (docs/objectives.md).
+Span lengths are drawn from a zero-truncated Poisson distribution until enough tokens are hidden, and placed so that
+blanks do not touch, as in the authors' code (blocklm_utils.py: generate_blank_data, sample_spans, make_block_data).
+Positions count the tokens of both parts consecutively: there is no second position within the span, as in GLM-4, whose
+rotary embedding leaves half of the channels alone (docs/objectives.md).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.span_rows import NoSentinelsError
 
 LONGEST = 40
-"""Lengths that are drawn are shorter (blocklm_utils.py: max_block_length)."""
+"""Exclusive upper bound of sampled lengths (blocklm_utils.py: max_block_length)."""
 LEAST_LONG_BLANK = 0.5
-"""Share of a row that `[gMASK]` hides at the least (Du et al. 2022, section 2.1.2)."""
+"""Minimum share of a row that `[gMASK]` hides (Du et al. 2022, section 2.1.2)."""
 SENTENCE_ENDS = ".?!;:\n"
-"""A token that holds one of these ends a sentence (blocklm_utils.py: contains_sentence_end)."""
+"""Characters that end a sentence (blocklm_utils.py: contains_sentence_end)."""
 Span = tuple[int, int]
-"""First place, and the one behind the last."""
+"""Start and end (exclusive)."""
 
 
 class Marks(NamedTuple):
-    """Ids of special tokens; of those that no share asks for, that of the short blank.
+    """Ids of special tokens; unused blanks equal the short one.
 
     Attributes:
-        blank, long_blank, sentence_blank: what stands for a span.
-        begin, end: of its tokens.
-        pad: behind rows.
+        blank, long_blank, sentence_blank: placeholders of spans.
+        begin, end: delimiters of a span's tokens.
+        pad: padding.
     """
 
     blank: int
@@ -66,14 +66,14 @@ class Marks(NamedTuple):
 
 @dataclass(frozen=True)
 class Blanks:
-    """Which spans are hidden, and how rows are laid out then (see layout.Layout).
+    """Layout that hides spans behind blanks (see layout.Layout).
 
     Attributes:
-        section: how much, and in which way.
+        section: density and kinds of spans.
         marks: special tokens.
         seed: of the draws.
-        ends_sentence: (vocab,) bool, tokens that end a sentence.
-        eos: id between documents, at which no sentence begins.
+        ends_sentence: (vocab,) bool, true for tokens that end a sentence.
+        eos: id between documents; never part of a sentence.
     """
 
     section: BlankInfilling
@@ -87,32 +87,32 @@ class Blanks:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs, targets and prefix of rows in a step; see layout.Layout.
 
-        Of a row as many tokens are read as fit in together with two more for each blank.
+        Rows are truncated so that their tokens, with two more per blank, fit.
         """
         rows, length = read.tokens.shape
         inputs, targets = np.full((rows, length), self.marks.pad), np.full((rows, length), IGNORED)
-        places, seen = np.full((rows, length), -1), np.zeros(rows, dtype=np.int64)
+        places, prefix_lengths = np.full((rows, length), -1), np.zeros(rows, dtype=np.int64)
         kinds, keys = (
             draws(self.key("kind", step), read.rows, read.first),
             {name: self.key(name, step) for name in ("length", "place", "long", "sentence", "order")},
         )
         for number, (size, kind) in enumerate(zip((read.positions >= 0).sum(axis=1), kinds, strict=True)):
             tokens, spans = read.tokens[number, :size].astype(np.int64), list[Span]()
-            drawn, over = _Draws(keys, int(read.rows[number]), int(read.first[number])), 1
-            while len(tokens) and over > 0:
-                spans = self._spans(tokens, float(kind), drawn)
-                if (over := len(tokens) + 2 * len(spans) - length) > 0:
-                    # Blanks become fewer with the tokens.
-                    tokens = tokens[: -max(over * len(tokens) // (len(tokens) + 2 * len(spans)), 1)]
+            row_draws, overflow = _Draws(keys, int(read.rows[number]), int(read.first[number])), 1
+            while len(tokens) and overflow > 0:
+                spans = self._spans(tokens, float(kind), row_draws)
+                if (overflow := len(tokens) + 2 * len(spans) - length) > 0:
+                    # Fewer tokens also need fewer blanks.
+                    tokens = tokens[: -max(overflow * len(tokens) // (len(tokens) + 2 * len(spans)), 1)]
                     spans = []
-            order = np.argsort(drawn.numbers("order", len(spans)), kind="stable")
-            seen[number] = self._lay(
+            order = np.argsort(row_draws.numbers("order", len(spans)), kind="stable")
+            prefix_lengths[number] = self._lay(
                 tokens, spans, order, self._blank_of(float(kind)), inputs[number], targets[number], places[number]
             )
-        return Laid(inputs, targets, prefix=np.arange(length) < seen[:, None], places=places)
+        return Laid(inputs, targets, prefix=np.arange(length) < prefix_lengths[:, None], places=places)
 
     def key(self, name: str, step: int) -> int:
-        """64 bits for the draws of a name in a step."""
+        """64-bit key of the named draws in a step."""
         return order_key(self.seed, "blanks", name, step)
 
     def _lay(
@@ -125,7 +125,7 @@ class Blanks:
         targets: np.ndarray,
         places: np.ndarray,
     ) -> int:
-        """Write a row's parts A and B (make_block_data of blocklm_utils.py); returns the tokens of part A."""
+        """Write parts A and B of a row (make_block_data of blocklm_utils.py); returns the length of part A."""
         at = last = 0
         for start, end in [*spans, (len(tokens), len(tokens))]:
             inputs[at : at + start - last] = tokens[last:start]
@@ -133,7 +133,7 @@ class Blanks:
             if end > start:
                 inputs[at] = blank
                 at += 1
-        seen = at
+        prefix_length = at
         for number in order:
             start, end = spans[number]
             size = end - start
@@ -141,7 +141,7 @@ class Blanks:
             targets[at : at + size], targets[at + size] = tokens[start:end], self.marks.end
             places[at : at + size] = np.arange(start, end)
             at += size + 1
-        return seen
+        return prefix_length
 
     def _blank_of(self, kind: float) -> int:
         is_long, is_short = kind < self.section.document_share, kind >= self._not_short
@@ -151,69 +151,69 @@ class Blanks:
     def _not_short(self) -> float:
         return self.section.document_share + self.section.sentence_share
 
-    def _spans(self, tokens: np.ndarray, kind: float, drawn: _Draws) -> list[Span]:
-        """The hidden spans of a row, in its order."""
-        size, wanted = len(tokens), max(int(self.section.density * len(tokens)), 1)
+    def _spans(self, tokens: np.ndarray, kind: float, row_draws: _Draws) -> list[Span]:
+        """Hidden spans of a row, ascending."""
+        size, target_count = len(tokens), max(int(self.section.density * len(tokens)), 1)
         if kind < self.section.document_share:
-            share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(drawn.numbers("long", 1)[0])
+            share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(row_draws.numbers("long", 1)[0])
             return [(size - max(int(share * size), 1), size)]
         if kind < self._not_short:
-            return _first_that_hide(self._sentences(tokens), wanted, drawn)
-        lengths = 1 + np.searchsorted(self._lengths, drawn.numbers("length", wanted), side="right")
+            return _first_that_hide(self._sentences(tokens), target_count, row_draws)
+        lengths = 1 + np.searchsorted(self._lengths, row_draws.numbers("length", target_count), side="right")
         sums = lengths.cumsum()
-        count = int(np.searchsorted(sums, wanted)) + 1
+        count = int(np.searchsorted(sums, target_count)) + 1
         lengths = lengths[:count]
-        # The last one may be longer than what is left of a short row, with a token between all of them.
+        # The last span must leave room for a token between all spans of a short row.
         lengths[-1] = min(lengths[-1], size - (count - 1) - (sums[count - 1] - lengths[-1]))
         room = size - int(lengths.sum()) - (count - 1)
-        starts = np.sort((drawn.numbers("place", count) * (room + 1)).astype(np.int64))
+        starts = np.sort((row_draws.numbers("place", count) * (room + 1)).astype(np.int64))
         starts += np.concatenate(([0], lengths[:-1].cumsum())) + np.arange(count)
         return [(int(start), int(start + length)) for start, length in zip(starts, lengths, strict=True)]
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """Chances that a span has at most 1, 2, ... tokens."""
+        """Cumulative distribution of span lengths 1, 2, ..."""
         weights = [self.section.mean_length**count / math.factorial(count) for count in range(1, LONGEST)]
         chances: np.ndarray = np.cumsum(weights) / np.sum(weights)
         return chances
 
     def _sentences(self, tokens: np.ndarray) -> list[Span]:
-        """Runs of tokens up to one that ends a sentence; ends of text are in none."""
-        found, start = list[Span](), 0
+        """Spans of sentences; ends of text belong to none."""
+        sentences, start = list[Span](), 0
         for place in np.flatnonzero(self.ends_sentence[tokens] | (tokens == self.eos)).tolist():
             end = place if tokens[place] == self.eos else place + 1
             if end > start:
-                found.append((start, end))
+                sentences.append((start, end))
             start = place + 1
-        return [*found, (start, len(tokens))] if start < len(tokens) else found
+        return [*sentences, (start, len(tokens))] if start < len(tokens) else sentences
 
 
 @dataclass(frozen=True)
 class _Draws:
-    """Numbers in [0, 1) of one row in a step, by what they are for."""
+    """Random numbers in [0, 1) of a row in a step, by purpose."""
 
     keys: Mapping[str, int]
     row: int
     first: int
 
     def numbers(self, name: str, count: int) -> np.ndarray:
-        """So many (float64); more of them begin with the same ones."""
+        """The first `count` numbers of a purpose (float64)."""
         return draws(self.keys[name], np.full(count, self.row), self.first + np.arange(count))
 
 
-def _first_that_hide(sentences: Sequence[Span], wanted: int, drawn: _Draws) -> list[Span]:
-    """Sentences in an order that is drawn, until they have so many tokens; then in their own."""
+def _first_that_hide(sentences: Sequence[Span], target_count: int, row_draws: _Draws) -> list[Span]:
+    """Sample sentences until enough tokens are hidden; ascending."""
     chosen, hidden = list[Span](), 0
-    for number in np.argsort(drawn.numbers("sentence", len(sentences)), kind="stable"):
+    for number in np.argsort(row_draws.numbers("sentence", len(sentences)), kind="stable"):
         chosen.append(sentences[number])
         hidden += sentences[number][1] - sentences[number][0]
-        if hidden >= wanted:
+        if hidden >= target_count:
             break
     return sorted(chosen)
 
 
 def blanks_of(section: BlankInfilling, tokenizer: TextTokenizer, seed: int, length: int) -> Blanks:
-    """What a manifest asks for.
+    """Layout of a manifest's section.
 
     Raises:
         gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks a special token.
@@ -230,7 +230,7 @@ def blanks_of(section: BlankInfilling, tokenizer: TextTokenizer, seed: int, leng
 
 
 def sentence_ends(tokenizer: TextTokenizer) -> np.ndarray:
-    """Which tokens hold the end of a sentence, (vocab,) bool; special tokens do not."""
+    """Mask of tokens that contain the end of a sentence, (vocab,) bool; false for special tokens."""
     special = {*tokenizer.special_ids.values()}
     texts = tokenizer.tokenizer.decode_batch([[number] for number in range(tokenizer.vocab_size)])
     return np.array(
@@ -239,5 +239,5 @@ def sentence_ends(tokenizer: TextTokenizer) -> np.ndarray:
 
 
 def read_blanks(section: BlankInfilling, folder: Path, seed: int, length: int) -> Blanks:
-    """`blanks_of` the tokenizer of a folder."""
+    """`blanks_of` with the tokenizer of a folder."""
     return blanks_of(section, load_tokenizer(folder), seed, length)

@@ -1,12 +1,12 @@
-"""Distillation: a teacher's distributions as files, divergences from them, and the objective of a student.
+"""Distillation: files of a teacher's distributions, divergences from them, and the objective of a student.
 
-Legend: m trained tokens, v ids, k ids that were kept of the teacher. q is the teacher's distribution and p the
-student's, both at one temperature. Where not all ids were kept, both are distributions over k + 1 outcomes, the last
-being any other id: a divergence of these is at most that of the whole ones (the data-processing inequality), and zero
-where those agree.
+Legend: m trained tokens, v ids, k ids stored of the teacher. q is the teacher's distribution and p the student's, both
+at one temperature. If not all ids are stored, both are distributions over k + 1 outcomes, the last being all other ids:
+their divergence is a lower bound of the full one (the data-processing inequality), and zero if the full distributions
+agree.
 
-`logps.npy` (tokens, k) float32; unless all ids are kept `ids.npy` (tokens, k) int32 and `rest.npy` (tokens,) float32;
-tokens row by row. `key.json`: what these depend on.
+`logps.npy` (tokens, k) float32; unless all ids are stored, `ids.npy` (tokens, k) int32 and `rest.npy` (tokens,)
+float32; tokens row by row. `key.json`: the settings and inputs that they depend on.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LOGPS, IDS, REST = "logps.npy", "ids.npy", "rest.npy"
 
 @dataclass(frozen=True)
 class Taught:
-    """A teacher's distributions over the next of m tokens.
+    """Teacher's distributions over m next tokens.
 
     Attributes:
-        logps: (m, k) float32, log-probabilities of the kept ids; of all ids in their order where `ids` is None.
+        logps: (m, k) float32, log-probabilities of the stored ids; of all ids in order if `ids` is None.
         ids: (m, k) int64, distinct within a row.
-        rest: (m,) float32, the log-probability of any other id; None with `ids`.
+        rest: (m,) float32, total log-probability of all other ids; None if `ids` is None.
     """
 
     logps: Tensor
@@ -53,41 +53,41 @@ class Taught:
     rest: Tensor | None = None
 
     def part(self, which: slice) -> Taught:
-        """Some of the tokens."""
-        return Taught(*(None if one is None else one[which] for one in (self.logps, self.ids, self.rest)))  # type: ignore[arg-type]
+        """Slice of the tokens."""
+        return Taught(*(None if tensor is None else tensor[which] for tensor in (self.logps, self.ids, self.rest)))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Taught:
-        """The same on a device."""
+        """Copy to a device."""
         return Taught(
             *(
-                None if one is None else one.to(device, non_blocking=True)  # type: ignore[arg-type]
-                for one in (self.logps, self.ids, self.rest)
+                None if tensor is None else tensor.to(device, non_blocking=True)  # type: ignore[arg-type]
+                for tensor in (self.logps, self.ids, self.rest)
             )
         )
 
 
 def kept_of(logits: Tensor, temperature: float, top_k: int | None) -> Taught:
-    """What is kept of a teacher's logits (m, v): its `top_k` likeliest ids, or all."""
+    """Distribution of a teacher's logits (m, v), reduced to the `top_k` likeliest ids."""
     logps = F.log_softmax(logits.float() / temperature, dim=-1)
     if top_k is None or top_k >= logits.shape[-1]:
         return Taught(logps)
-    # Not 1 minus the sum, which is all rounding where the rest is small.
+    # 1 minus the sum would lose precision if the rest is small.
     values, ids = logps.topk(top_k, dim=-1)
     return Taught(values, ids, mass_of_others(logps, ids))
 
 
 def mass_of_others(logps: Tensor, ids: Tensor) -> Tensor:
-    """The log-probability, (m,), of any id of (m, v) that is not among `ids` (m, k)."""
+    """Total log-probability, (m,), of the ids of (m, v) that are not in `ids` (m, k)."""
     return logps.scatter(1, ids, -math.inf).logsumexp(dim=-1)
 
 
 def divergence(logits: Tensor, taught: Taught, temperature: float, kind: Divergence, beta: float) -> Tensor:
-    """How far a student is from its teacher, per token, (m,) in nats; zero where they agree.
+    """Divergence of a student from its teacher per token, (m,) in nats.
 
     Args:
-        logits: (m, v) float32, the student's.
-        taught: of the teacher, at the same temperature.
-        temperature: what logits are divided by.
+        logits: (m, v) float32, of the student.
+        taught: distributions of the teacher at the same temperature.
+        temperature: divisor of the logits.
         kind, beta: see `mixtures.distillation.Distill`.
     """
     student, teacher = F.log_softmax(logits / temperature, dim=-1), taught.logps
@@ -103,7 +103,7 @@ def forward_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 
 def reverse_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """KL(p || q), token by token (Gu et al. 2024, "MiniLLM")."""
+    """KL(p || q) per token (Gu et al. 2024, "MiniLLM")."""
     return forward_kl(student, teacher, beta)
 
 
@@ -123,39 +123,39 @@ DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
 def distilled_nll(
     hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, taught: Taught, settings: Distill
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(1 - w) nll + w T^2 divergence of the trained tokens, weighted and summed, without ever holding all logits.
+    """Sum of weight * ((1 - w) nll + w T^2 divergence) over trained tokens, without materialising all logits.
 
     Args:
         hidden: (n, t, d).
         matrix: (v, d), the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
-        weights: (n, t) float32, what each token's loss is multiplied with.
-        taught: of the m tokens that have a target, row by row.
+        weights: (n, t) float32, factor of each token's loss.
+        taught: of the m tokens with a target, row by row.
         settings: kind, temperature T and weight w.
 
     Returns:
-        the sum, to call backward on, and per token (n, t) without gradient the nll and the divergence.
+        the sum, for the backward pass, and per token (n, t) without gradient the nll and the divergence.
     """
-    chosen = (targets != IGNORED).flatten().nonzero().squeeze(1)
-    total, nll, apart = _Distilled.apply(
-        hidden.flatten(0, 1)[chosen], matrix, targets.flatten()[chosen], weights.flatten()[chosen], taught, settings
+    places = (targets != IGNORED).flatten().nonzero().squeeze(1)
+    total, nll, divergences = _Distilled.apply(
+        hidden.flatten(0, 1)[places], matrix, targets.flatten()[places], weights.flatten()[places], taught, settings
     )
-    nll, apart = (
-        torch.zeros(targets.numel(), device=part.device).index_copy(0, chosen, part).view(targets.shape)
-        for part in (nll, apart)
+    nll, divergences = (
+        torch.zeros(targets.numel(), device=part.device).index_copy(0, places, part).view(targets.shape)
+        for part in (nll, divergences)
     )
-    return total, nll, apart
+    return total, nll, divergences
 
 
 class _Distilled(torch.autograd.Function):
-    """Gradients are computed chunk by chunk on the way forward, as `losses._WeightedNll` has them."""
+    """Fused loss whose gradients are computed chunk by chunk in the forward pass, like `losses._WeightedNll`."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, taught: Taught, settings: Distill
     ) -> tuple[Tensor, Tensor, Tensor]:
         trains_matrix, size = ctx.needs_input_grad[1], chunk_rows(matrix)
-        nll, apart = (torch.zeros(len(hidden), device=hidden.device) for _ in range(2))
+        nll, divergences = (torch.zeros(len(hidden), device=hidden.device) for _ in range(2))
         hidden_gradient = torch.zeros_like(hidden)
         matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)
         total = torch.zeros((), device=hidden.device)
@@ -168,34 +168,34 @@ class _Distilled(torch.autograd.Function):
                 soft = divergence(logits, taught.part(part), settings.temperature, settings.kind, settings.beta)
                 mixed = (1 - settings.weight) * hard + settings.weight * settings.temperature**2 * soft
                 loss = (mixed * weights[part]).sum()
-            found = torch.autograd.grad(loss, (inner, outer) if trains_matrix else (inner,))
-            hidden_gradient[part] = found[0]
+            chunk_gradients = torch.autograd.grad(loss, (inner, outer) if trains_matrix else (inner,))
+            hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
-                matrix_gradient += found[1]
-            nll[part], apart[part], total = hard.detach(), soft.detach(), total + loss.detach()
+                matrix_gradient += chunk_gradients[1]
+            nll[part], divergences[part], total = hard.detach(), soft.detach(), total + loss.detach()
         ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
-        ctx.mark_non_differentiable(nll, apart)
-        return total, nll, apart
+        ctx.mark_non_differentiable(nll, divergences)
+        return total, nll, divergences
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        of_matrix = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
-        return hidden_gradient * gradients[0], of_matrix, None, None, None, None
+        scaled_matrix_gradient = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
+        return hidden_gradient * gradients[0], scaled_matrix_gradient, None, None, None, None
 
 
 def teacher_key(
     teacher: Path, chat: Chat, rows: str, dtype: torch.dtype, temperature: float, top_k: int | None, vocab_size: int
 ) -> dict[str, Any]:
-    """What a teacher's distributions depend on, by name: weights, template, tokenizer, precision, rows, kept ids.
+    """Dependencies of a teacher's distributions by name: weights, template, tokenizer, precision, rows, stored ids.
 
     Args:
-        teacher: its folder.
+        teacher: folder of the teacher.
         chat: tokenizer and template.
         rows: fingerprint of the packed set and its loss masks.
         dtype: of matrix products.
-        temperature, top_k: of what is kept; None keeps all ids.
-        vocab_size: ids that it predicts.
+        temperature, top_k: of the stored distributions; None stores all ids.
+        vocab_size: number of ids that it predicts.
     """
     files = sorted(path for path in teacher.iterdir() if path.suffix == ".safetensors" or path.name == SHAPE_FILE)
     weights = hashlib.sha256(canonical_json({path.name: sha256_file(path) for path in files})).hexdigest()
@@ -211,14 +211,16 @@ def teacher_key(
 
 
 def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
-    """Refuse distributions that depend on something else than the key says.
+    """Check that the stored distributions match a key.
 
     Raises:
         gristmill.train.objectives.reference_logps.StaleReferenceError: the message names what differs.
     """
-    found = read_json(folder / KEY)
+    stored_key = read_json(folder / KEY)
     if differing := [
-        f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items() if found.get(name) != wanted
+        f"{name} was {stored_key.get(name)} and is {value}"
+        for name, value in key.items()
+        if stored_key.get(name) != value
     ]:
         raise StaleReferenceError(
             f"{folder}: the teacher's distributions there are of something else: "
@@ -228,11 +230,11 @@ def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
 
 
 class TeacherFiles:
-    """The files while they are written, by several processes, each its own rows.
+    """Writer of the files; several processes each write their own rows.
 
     Args:
-        folder: of the files, which `create` has made.
-        masks: which tokens are trained.
+        folder: of the files, created by `create`.
+        masks: loss masks of the rows.
     """
 
     def __init__(self, folder: Path, masks: LossMasks) -> None:
@@ -243,10 +245,10 @@ class TeacherFiles:
 
     @staticmethod
     def create(folder: Path, masks: LossMasks, kept: int, with_ids: bool) -> None:
-        """Make files of the right size, by one process.
+        """Create files of the final size; on one process.
 
         Raises:
-            OSError: the disk has not so much space.
+            OSError: too little disk space.
         """
         tokens = int(masks.trained_per_row.sum())
         sizes: dict[str, tuple[Any, tuple[int, ...]]] = {LOGPS: (np.float32, (tokens, kept))}
@@ -258,35 +260,35 @@ class TeacherFiles:
             reserve(folder / name)
 
     def write(self, rows: np.ndarray, taught: Taught) -> None:
-        """Put what was kept of some rows, in their order, into its places."""
+        """Write the distributions of some rows."""
         places = token_places(self._starts, rows)
         for name, part in ((LOGPS, taught.logps), (IDS, taught.ids), (REST, taught.rest)):
             if part is not None:
                 self._parts[name][places] = part.cpu().numpy()
 
     def close(self) -> None:
-        """Hand everything to the disk."""
+        """Flush the files to disk."""
         for part in self._parts.values():
             part.flush()
 
 
 class TeacherRows:
-    """What a teacher thinks of a packed set's trained tokens, memory-mapped.
+    """Memory-mapped distributions of a teacher over the trained tokens of a packed set.
 
     Args:
         folder: of the files.
-        masks: which tokens are trained.
+        masks: loss masks of the rows.
     """
 
     def __init__(self, folder: Path, masks: LossMasks) -> None:
         self._starts = token_starts(masks)
         self._logps = np.load(folder / LOGPS, mmap_mode="r")
-        whole = not (folder / IDS).exists()
-        self._ids = None if whole else np.load(folder / IDS, mmap_mode="r")
-        self._rest = None if whole else np.load(folder / REST, mmap_mode="r")
+        stores_all_ids = not (folder / IDS).exists()
+        self._ids = None if stores_all_ids else np.load(folder / IDS, mmap_mode="r")
+        self._rest = None if stores_all_ids else np.load(folder / REST, mmap_mode="r")
 
     def read(self, rows: np.ndarray) -> Taught:
-        """Of the trained tokens of some rows, in the order asked for."""
+        """Distributions of the trained tokens of some rows, in the given order."""
         places = token_places(self._starts, rows)
         logps = torch.from_numpy(self._logps[places])
         if self._ids is None or self._rest is None:
@@ -295,30 +297,30 @@ class TeacherRows:
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
-    """How many trained tokens there are before each row, (rows + 1,) int64."""
+    """Number of trained tokens before each row, (rows + 1,) int64."""
     return np.concatenate([[0], np.cumsum(masks.trained_per_row)]).astype(np.int64)
 
 
 def token_places(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The numbers, (m,) int64, of the trained tokens of some rows, in the order of the rows."""
+    """Indices, (m,) int64, of the trained tokens of some rows, in the given order."""
     return np.concatenate([np.empty(0, np.int64), *(np.arange(starts[row], starts[row + 1]) for row in rows)])
 
 
 @dataclass(frozen=True)
 class TaughtBatch:
-    """A micro-batch in host memory: rows, and the teacher's distributions over their trained tokens."""
+    """Micro-batch in host memory: rows, and the teacher's distributions over their trained tokens."""
 
     turns: Turns
     taught: Taught
 
 
 class TaughtTurns:
-    """Labels and a teacher mixed (see objective.Objective).
+    """Loss on labels mixed with divergence from a teacher (see objective.Objective).
 
     Args:
-        turns: the rows and their labels.
+        turns: objective on the labels.
         teacher: of the same rows.
-        settings: how both are mixed.
+        settings: of the mixture.
     """
 
     def __init__(self, turns: AssistantTurns, teacher: TeacherRows, settings: Distill) -> None:
@@ -336,7 +338,7 @@ class TaughtTurns:
         return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*tensors))  # type: ignore[arg-type]
 
     def loss(self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are the mixed loss and the divergence, and those of AssistantTurns."""
+        """See objective.Objective; the sums are mixed loss, divergence, and those of AssistantTurns."""
         placed = self._turns.place(batch.turns)
         weights = placed.counted * scale
         head = partial(
@@ -346,17 +348,18 @@ class TaughtTurns:
             taught=batch.taught.to(weights.device),
             settings=self._settings,
         )
-        loss, nll, apart = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
+        loss, nll, divergences = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
         weight, square = self._settings.weight, self._settings.temperature**2
-        mixed = (1 - weight) * nll + weight * square * apart
-        both = torch.stack([(part * placed.counted).double().sum() for part in (mixed, apart)])
+        mixed = (1 - weight) * nll + weight * square * divergences
+        both = torch.stack([(part * placed.counted).double().sum() for part in (mixed, divergences)])
         return Measured(
             loss, torch.cat((both, self._turns.sums(placed, nll))), torch.where(placed.counted > 0, mixed, UNTRAINED)
         )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """The mixed loss, `divergence` from the teacher in nats per token at its temperature, and the labels' own
-        `label_loss`, with what AssistantTurns reports of labels."""
-        mixed, apart, *of_labels = sums
-        labels = self._turns.report(of_labels, weight)
-        return {**labels, "loss": mixed / weight, "label_loss": labels["loss"], "divergence": apart / weight}
+        """Mixed `loss`, `divergence` from the teacher in nats per token at its temperature, `label_loss`, and the
+        metrics of AssistantTurns.
+        """
+        mixed, total_divergence, *label_sums = sums
+        labels = self._turns.report(label_sums, weight)
+        return {**labels, "loss": mixed / weight, "label_loss": labels["loss"], "divergence": total_divergence / weight}

@@ -1,8 +1,8 @@
-"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024): single answers, desirable or not, against a frozen reference.
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024) on single answers, desirable or not, with a frozen reference.
 
-Legend, per answer: g = log pi(y|x) - log pi0(y|x), summed over the answer's tokens, is what the policy pi has gained
-over the frozen reference pi0, in nats; z is the same for answers to other prompts, averaged, an estimate of
-KL(pi || pi0) that is no less than zero. beta is the strength of the tie to the reference.
+Legend, per answer: g = log pi(y|x) - log pi0(y|x), summed over the answer's tokens, is the log-ratio of the policy pi
+to the frozen reference pi0, in nats; z is its mean over answers to other prompts, an estimate of KL(pi || pi0) clamped
+to be non-negative. beta is the strength of the KL penalty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gristmill.train.parallel.sharding import measured_by_all
 from gristmill.train.parallel.world import World
 
 KINDS = ("chosen", "rejected")
-"""What desirable and undesirable answers are called in metrics, by the names of TRL."""
+"""Names of desirable and undesirable answers in metrics, as in TRL."""
 
 
 def kto_loss(
@@ -34,7 +34,7 @@ def kto_loss(
 ) -> Tensor:
     """w_D (1 - sigma(beta (g - z))) of a desirable answer, w_U (1 - sigma(beta (z - g))) of another, (n,).
 
-    Equation 7 of the paper, up to the constant that its authors' code and TRL leave out too.
+    Equation 7 of the paper, up to a constant that its authors' code and TRL omit too.
 
     Args:
         gains: (n,) g.
@@ -45,13 +45,13 @@ def kto_loss(
     >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), torch.tensor(1.0), 0.1, 1.0, 1.0).tolist()
     [0.5, 0.5]
     """
-    apart = torch.where(desirable, gains - baseline, baseline - gains)
+    differences = torch.where(desirable, gains - baseline, baseline - gains)
     weights = torch.where(desirable, desirable_weight, undesirable_weight)
-    return weights * torch.sigmoid(-beta * apart)
+    return weights * torch.sigmoid(-beta * differences)
 
 
 def baseline_of(mismatched_gains: Tensor) -> Tensor:
-    """z from the gains (n,) of answers to other prompts: their mean, and zero where that is negative.
+    """Estimate z from the gains (n,) of answers to other prompts: their mean, clamped to be non-negative.
 
     >>> baseline_of(torch.tensor([1.0, 4.0])).item()
     2.5
@@ -60,7 +60,7 @@ def baseline_of(mismatched_gains: Tensor) -> Tensor:
 
 
 def weights_to_balance(desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float) -> float:
-    """How the two kinds weigh in all: w_D n_D / (w_U n_U), which should lie between 1 and 4/3 (equation 8)."""
+    """Total weight ratio of the two kinds: w_D n_D / (w_U n_U), which should be between 1 and 4/3 (equation 8)."""
     return desirable_weight * desirable / (undesirable_weight * undesirable)
 
 
@@ -72,7 +72,7 @@ class PaddedAnswers:
         ids, targets: (n, t) each.
         desirable: (n,) bool.
         reference: (n,) float32, log-probabilities under the frozen reference.
-        real: whether it counts.
+        real: false for an empty micro-batch, whose rows are padding.
     """
 
     ids: Tensor
@@ -85,18 +85,19 @@ class PaddedAnswers:
 class Desirability:
     """KTO (see objective.Objective).
 
-    Before each step `take_baseline` measures how much likelier the policy makes answers to other prompts, over all
-    of the batch: so neither the cut into micro-batches nor the number of processes changes the loss.
+    Before each step `take_baseline` measures the KL with mismatched answers over the whole batch, so the loss depends
+    neither on the split into micro-batches nor on the number of processes.
 
     Args:
         rows: the answers.
-        draws: int64 arrays of the answers to train on, set by set; one that is there twice is read twice an epoch.
-        reference: (A, 2) float32 of all answers: to their own prompts, and their partners' to the same prompts.
-        section: the loss's settings.
-        seed: of the order.
-        flops_per_token: model arithmetic of a step, per token of the answers' conversations.
+        draws: int64 arrays of the answers to train on, by set; duplicates are read repeatedly in an epoch.
+        reference: (A, 2) float32 of all answers: log-probabilities of each answer, and of its partner's answer, given
+            its prompt.
+        section: settings of the loss.
+        seed: of the row order.
+        flops_per_token: model FLOPs of a step, per token of the answers' conversations.
         world: the processes.
-        warn: called when desirable answers keep becoming less likely.
+        warn: receives warnings that desirable answers keep becoming less likely.
     """
 
     sums_length = 12
@@ -122,18 +123,18 @@ class Desirability:
         self._alarm = DeclineAlarm(warn)
 
     def take_baseline(self, model: nn.Module, rows: np.ndarray) -> None:
-        """Estimate the KL from the rows of the coming step, with answers to other prompts."""
+        """Estimate the KL on the rows of the next step, with answers to other prompts."""
         answers = self._drawn.numbers[rows]
         logps = answer_logps(model, self._rows, answers, self._section.micro_batch_size, self._world, mismatched=True)
         self._baseline = baseline_of(torch.from_numpy(logps - self._reference[answers, 1])).to(self._world.device)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Answers: every one counts the same, however long it is."""
+        """Number of answers: all count equally, whatever their length."""
         return float(len(rows))
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
-        """Read a micro-batch of answers; for no rows any one, with no weight."""
-        # An empty micro-batch computes too: its passes are collective operations.
+        """Read a micro-batch of answers; an empty one holds an answer of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
         answers = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(answers)
         return PaddedAnswers(
@@ -147,8 +148,8 @@ class Desirability:
     def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
 
-        The sums are the loss, the estimated KL, and of desirable and of undesirable answers each: how many, rewards,
-        log-probs, how many fell below the reference, and their log-ratios to it per token.
+        The sums are the loss, the estimated KL, and for desirable and for undesirable answers each: count, rewards,
+        log-probs, number below the reference, and log-ratios to the reference per token.
         """
         real, section = float(batch.real), self._section
         ids, targets, desirable, reference = (
@@ -160,16 +161,22 @@ class Desirability:
         losses = kto_loss(
             gains, desirable, self._baseline, section.beta, section.desirable_weight, section.undesirable_weight
         )
-        told, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
+        detached_gains, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
         of_answers = torch.stack(
-            [torch.ones_like(told), section.beta * told, logps.detach(), (told < 0).float(), told / tokens]
+            [
+                torch.ones_like(detached_gains),
+                section.beta * detached_gains,
+                logps.detach(),
+                (detached_gains < 0).float(),
+                detached_gains / tokens,
+            ]
         ).double()
-        by_kind = [(of_answers * which).sum(dim=1) for which in (desirable, ~desirable)]
+        by_kind = [(of_answers * is_of_kind).sum(dim=1) for is_of_kind in (desirable, ~desirable)]
         sums = torch.cat([losses.detach().double().sum()[None], (self._baseline.double() * len(ids))[None], *by_kind])
         return Measured(losses.sum() * (scale * real), sums * real, losses.detach()[:, None])
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means over answers, by the names that TRL gives them; what concerns a kind that was not read is absent."""
+        """Means over answers, with the names of TRL; metrics of a kind without answers are omitted."""
         line: dict[str, Any] = {"loss": sums[0] / weight, "kl": sums[1] / weight}
         for kind, (number, *values) in zip(KINDS, (sums[2:7], sums[7:12]), strict=True):
             line[f"answers/{kind}"] = int(number)
@@ -192,21 +199,21 @@ def answer_logps(
     world: World,
     mismatched: bool = False,
 ) -> np.ndarray:
-    """Summed log-probabilities of n answers, (n,) float32, the same on every rank.
+    """Summed log-probabilities of n answers, (n,) float32, equal on every rank.
 
     Args:
         model: on every rank.
-        rows: the answers' rows.
-        answers: int64 of shape (n,), their numbers.
-        micro_batch_size: answers per forward pass on one rank, at the most.
+        rows: rows of the answers.
+        answers: int64 of shape (n,), indices of the answers.
+        micro_batch_size: maximum number of answers per forward pass on a rank.
         world: the processes.
-        mismatched: of their partners' answers to their prompts instead.
+        mismatched: score the partners' answers to their prompts instead.
     """
 
     def measure(numbers: np.ndarray) -> Tensor:
-        read = answers[numbers]
+        batch = answers[numbers]
         ids, targets = (
-            tensor.to(world.device) for tensor in (rows.read_mismatched(read) if mismatched else rows.read(read))
+            tensor.to(world.device) for tensor in (rows.read_mismatched(batch) if mismatched else rows.read(batch))
         )
         logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
         return logps[:, None]

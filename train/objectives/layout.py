@@ -1,7 +1,7 @@
-"""What a model reads of packed rows, and what it is to predict at each place.
+"""Layouts: inputs and targets of a model from packed rows.
 
-A layout is a pure function of the rows, their numbers and the step: whoever reads a row in a step, on any number of
-processes and after any resume, gets the same inputs and targets.
+A layout is a pure function of the rows, their numbers and the step: a row has the same inputs and targets in a step on
+any number of processes and after any resume.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 from gristmill.tokenize.order import mix_bits
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""SplitMix64's increment (Steele, Lea & Flood 2014): 2^64 over the golden ratio."""
+"""Increment of SplitMix64 (Steele, Lea & Flood 2014): 2^64 over the golden ratio."""
 
 
 class Read(NamedTuple):
-    """Rows as they were read.
+    """Rows of a packed set.
 
     Attributes:
-        tokens: (n, t), as the packed set has them.
-        positions: (n, t) int32, each token's number within what it sees, which is its document or its row; negative
-            for padding, which lies behind the documents.
+        tokens: (n, t), in the packed set's dtype.
+        positions: (n, t) int32, position of each token in its document or row, whichever it attends to; negative for
+            padding, which follows the documents.
         rows: (n,) int64, their numbers in the set.
-        first: (n,) int64, the place of each one's first token in its row of the set: 0 but where rows are cut.
+        first: (n,) int64, index of each row's first token in its row of the set: 0 unless rows are cut.
     """
 
     tokens: np.ndarray
@@ -34,16 +34,16 @@ class Read(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Rows as a model is trained on them; (n, t) each, in an encoder-decoder with a t of its own for each side.
+    """Rows as inputs of a model; (n, t) each. In an encoder-decoder the two sides may differ in t.
 
     Attributes:
         inputs: ids, int64.
-        targets: what is predicted at each place, int64; losses.IGNORED where nothing is.
-        prefix: bool, tokens that all of their document, or row, may see; None where none may be seen from before.
-        decoder_ids: int64, what a decoder reads beside an encoder's inputs; as many as there are targets.
-        places: int64, where each target stands in its row, -1 of one that does not; None where that is `ahead` of where
-            it is predicted.
-        positions: int32, negative for padding among inputs that are other tokens than the row's; None without any.
+        targets: predicted id at each place, int64; losses.IGNORED if there is none.
+        prefix: bool, tokens that all tokens of their document, or row, attend to; None for causal attention only.
+        decoder_ids: int64, inputs of the decoder beside an encoder's inputs; in the shape of the targets.
+        places: int64, index of each target in its row, -1 if it is not part of the row; None if that is `ahead` of its
+            place.
+        positions: int32, negative for padding, if the inputs differ from the row's tokens; None without padding.
     """
 
     inputs: np.ndarray
@@ -54,27 +54,27 @@ class Laid(NamedTuple):
     positions: np.ndarray | None = None
 
     def beside(self) -> dict[str, np.ndarray]:
-        """What a model is called with besides ids and positions, by the names of its arguments."""
-        given = {"prefix": self.prefix, "decoder_ids": self.decoder_ids}
-        return {name: part for name, part in given.items() if part is not None}
+        """Keyword arguments of the model besides ids and positions."""
+        arguments = {"prefix": self.prefix, "decoder_ids": self.decoder_ids}
+        return {name: array for name, array in arguments.items() if array is not None}
 
 
 class Layout(Protocol):
-    """What an objective makes of packed rows."""
+    """Function from packed rows to inputs and targets."""
 
     @property
     def ahead(self) -> int:
-        """How many places before its own a token is predicted: 1 where the next token is, 0 where it is masked."""
+        """Offset of a target from its place: 1 for next tokens, 0 for masked tokens."""
 
     def __call__(self, read: Read, step: int) -> Laid:
-        """Lay out some rows in a step of the training, counted from 0."""
+        """Lay out rows in a step of the training, counted from 0."""
 
 
 def draws(key: int, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) (float64), one for each row number and place; the arrays have one shape.
+    """Uniform numbers in [0, 1) (float64) for each row number and place; the arrays have one shape.
 
-    Those of a row are SplitMix64's stream from a hash of the row and the key.
+    The numbers of a row are SplitMix64's stream, seeded by a hash of the row and the key.
     """
     states = mix_bits(rows.astype(np.uint64), np.uint64(key)) + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN
-    found: np.ndarray = (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
+    numbers: np.ndarray = (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers

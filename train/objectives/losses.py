@@ -1,7 +1,7 @@
 """Losses and log-probabilities: pure functions of hidden states, targets and masks.
 
-Legend: n rows, t tokens, d width, v ids. A target of IGNORED is neither trained on nor measured. Where there is no
-output matrix the hidden states are logits already (d = v), as a model that is not the built-in decoder gives them.
+Legend: n rows, t tokens, d width, v ids. Targets of IGNORED are neither trained nor measured. Without an output matrix
+the hidden states are logits (d = v), as from a model that is not the built-in decoder.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
-"""PyTorch's own index of targets that do not count."""
+"""PyTorch's default ignore_index."""
 CHUNK_LOGITS = 1 << 22
-"""Logits computed at a time on a CPU: 16 MB of float32, which stay in its cache."""
+"""Logits per chunk on a CPU: 16 MB of float32, which fit its cache."""
 GPU_CHUNK_LOGITS = 1 << 28
-"""The same on a GPU: 1 GB of float32. Its matrix products are full then, and the gradient of the output matrix, which
-every chunk reads and writes, is touched a few times per batch and not hundreds of times."""
+"""Logits per chunk on a GPU: 1 GB of float32.
+
+Large enough to saturate matrix products, and to read and write the gradient of the output matrix only a few times per
+batch instead of hundreds of times.
+"""
 
 
 def chunk_rows(matrix: Tensor) -> int:
-    """How many positions' logits are computed at a time, for an output matrix (v, d) where that lies."""
+    """Number of positions per chunk of logits, for an output matrix (v, d) on its device."""
     return _chunk_rows(matrix, len(matrix))
 
 
-def _chunk_rows(lies: Tensor, ids: int) -> int:
-    return max(1, (GPU_CHUNK_LOGITS if lies.device.type == "cuda" else CHUNK_LOGITS) // ids)
+def _chunk_rows(tensor: Tensor, ids: int) -> int:
+    return max(1, (GPU_CHUNK_LOGITS if tensor.device.type == "cuda" else CHUNK_LOGITS) // ids)
 
 
 def _logit_chunks(flat: Tensor, matrix: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """The logits (m, v) in float32 of hidden states (n t, d), chunk by chunk, with where each is."""
+    """Yield slices of hidden states (n t, d) with their logits (m, v) in float32."""
     size = _chunk_rows(flat, flat.shape[1] if matrix is None else len(matrix))
     for start in range(0, len(flat), size):
         part = slice(start, start + size)
@@ -41,11 +44,11 @@ def _logit_chunks(flat: Tensor, matrix: Tensor | None) -> Iterator[tuple[slice, 
 
 
 def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Targets (n, t): the token that follows each position; the last one has none.
+    """Targets (n, t): the next token at each position; IGNORED at the last.
 
     Args:
         ids: (n, t) int64.
-        mask: (n, t) bool, which tokens count as targets; all if absent.
+        mask: (n, t) bool, tokens that count as targets; all if absent.
 
     >>> next_tokens(torch.tensor([[5, 6, 7]])).tolist()
     [[6, 7, -100]]
@@ -57,11 +60,12 @@ def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
 def _logit_gradients(
     logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float, fused: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of m positions' logits (m, v), which are overwritten: the nll (m,), squared normalisers (m,), and the gradient of
-    the weighted loss (m, v) in the logits' dtype.
+    """Negative log-likelihood (m,), squared log-normalisers (m,) and gradients (m, v) of m positions' logits (m, v).
+
+    The logits are overwritten. Gradients are of the weighted loss, in the logits' dtype.
 
     Args:
-        fused: write what compilers fuse into passes over the logits, in place of what is fewest passes without one.
+        fused: use operations that compilers fuse, instead of those with the fewest passes in eager mode.
     """
     valid, index, dtype = (targets != IGNORED).float()[:, None], targets.clamp(min=0)[:, None], logits.dtype
     logits = logits.float()
@@ -89,9 +93,9 @@ def _compiled_logit_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
 
 
 class _WeightedNll(torch.autograd.Function):
-    """Sum of weight * negative log-likelihood, its gradients computed chunk by chunk on the way forward.
+    """Sum of weight * negative log-likelihood, whose gradients are computed chunk by chunk in the forward pass.
 
-    The whole logits never exist: memory is one chunk's, and each chunk is multiplied out while it is in the cache.
+    Only the logits of one chunk exist at a time, and each chunk is used while it is in the cache.
     """
 
     @staticmethod
@@ -124,36 +128,36 @@ class _WeightedNll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        # In place: a second backward pass, which nothing asks for, is refused by autograd.
+        # In place, as autograd rejects a second backward pass.
         of_matrix = matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
         return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
 def _nll_of_logits(logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
-    """What `weighted_nll` gives of logits that are there; autograd does the rest."""
-    flat, wanted = logits.float().flatten(0, 1), targets.flatten()
-    nll = F.cross_entropy(flat, wanted, reduction="none", ignore_index=IGNORED)
-    squares = flat.logsumexp(dim=-1).square() * (wanted != IGNORED) if z_loss else 0.0
+    """`weighted_nll` of materialised logits, differentiated by autograd."""
+    flat, flat_targets = logits.float().flatten(0, 1), targets.flatten()
+    nll = F.cross_entropy(flat, flat_targets, reduction="none", ignore_index=IGNORED)
+    squares = flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED) if z_loss else 0.0
     return ((nll + z_loss * squares) * weights.flatten()).sum(), nll.detach().view(targets.shape)
 
 
 def weighted_nll(
     hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, z_loss: float = 0.0, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of next tokens, in float32, without ever holding all logits.
+    """Cross-entropy of next tokens in float32, without materialising all logits.
 
     Args:
         hidden: (n, t, d), float32 or bfloat16.
         matrix: (v, d), the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
-        weights: (n, t) float32, what each token's loss is multiplied with (one over the step's tokens).
-        z_loss: adds so much of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM,
-            Chowdhery et al. 2022, section 5: 1e-4).
-        fused: compile what is done with a chunk's logits, which passes over them far less often.
+        weights: (n, t) float32, factor of each token's loss (one over the step's tokens).
+        z_loss: factor of the squared log-normaliser of the softmax, a penalty on drifting logits (PaLM, Chowdhery et
+            al. 2022, section 5: 1e-4).
+        fused: compile the operations on a chunk's logits into fewer passes.
 
     Returns:
-        the weighted sum with the z-loss (a scalar to call backward on) and the plain loss per token (n, t), which has
-        no gradient.
+        the weighted sum with the z-loss (a scalar for the backward pass) and the plain loss per token (n, t), without
+        gradient.
 
     >>> total, nll = weighted_nll(torch.zeros(1, 2, 4), torch.ones(8, 4), torch.tensor([[3, 5]]), torch.ones(1, 2))
     >>> [f"{loss:.4f}" for loss in nll[0].tolist()]  # ln 8: all ids are alike
@@ -168,15 +172,15 @@ def weighted_nll(
 def targets_only(
     head: Callable[..., tuple[Tensor, Tensor]], hidden: Tensor, matrix: Tensor | None, **of_tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A head like `weighted_nll`, computed where there are targets alone.
+    """Apply a head like `weighted_nll` only to positions with targets.
 
     Args:
-        head: takes hidden states, a matrix and `of_tokens`.
+        head: function of hidden states, a matrix and `of_tokens`.
         hidden, matrix: see `weighted_nll`.
-        of_tokens: its `targets` and what else it takes of each token, (n, t) each.
+        of_tokens: its `targets` and further inputs per token, (n, t) each.
 
     Returns:
-        what the head gives; its loss per token (n, t) is 0 where there is no target.
+        the head's results; its loss per token (n, t) is 0 without a target.
     """
     targets = of_tokens["targets"]
     places = (targets.flatten() != IGNORED).nonzero().squeeze(1)
@@ -185,19 +189,19 @@ def targets_only(
         matrix,
         **{name: values.flatten()[places][None] for name, values in of_tokens.items()},
     )
-    whole = torch.zeros(targets.numel(), dtype=nll.dtype, device=nll.device)
-    whole[places] = nll[0]
-    return loss, whole.view(targets.shape)
+    token_losses = torch.zeros(targets.numel(), dtype=nll.dtype, device=nll.device)
+    token_losses[places] = nll[0]
+    return loss, token_losses.view(targets.shape)
 
 
 def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float = 0.0, fused: bool = False) -> Tensor:
-    """The mean loss of the targets that count, a scalar with gradients, without ever holding all logits.
+    """Mean loss of the targets that count, a scalar with gradients, without materialising all logits.
 
-    Memory is that of a chunk of logits (16 MB on a CPU, 1 GB on a GPU), where a plain head holds n t v of them and as
-    many gradients. Targets lie where they are predicted (see `next_tokens`).
+    Memory is one chunk of logits (16 MB on a CPU, 1 GB on a GPU), while a plain head holds n t v logits and as many
+    gradients. Targets are at the positions that predict them (see `next_tokens`).
 
     Args:
-        hidden: (n, t, d), float32 or bfloat16, behind the last norm.
+        hidden: (n, t, d), float32 or bfloat16, after the final norm.
         matrix: (v, d), the output matrix.
         targets: (n, t) int64, IGNORED (-100) where nothing is trained.
         z_loss, fused: see `weighted_nll`.
@@ -215,7 +219,7 @@ def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float
 
 @torch.no_grad()
 def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss per token (n, t) float32 and whether the target was the likeliest id (n, t) bool, chunk by chunk.
+    """Loss per token (n, t) float32 and if the target was the likeliest id (n, t) bool, chunk by chunk.
 
     Both are zero where the target is IGNORED. Arguments as for `weighted_nll`.
 
@@ -223,21 +227,21 @@ def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tupl
     >>> likeliest.tolist()
     [[True]]
     """
-    flat, wanted = hidden.flatten(0, 1), targets.flatten()
+    flat, flat_targets = hidden.flatten(0, 1), targets.flatten()
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     for part, logits in _logit_chunks(flat, matrix):
-        nll[part] = F.cross_entropy(logits, wanted[part], reduction="none", ignore_index=IGNORED)
-        correct[part] = logits.argmax(dim=-1) == wanted[part]
+        nll[part] = F.cross_entropy(logits, flat_targets[part], reduction="none", ignore_index=IGNORED)
+        correct[part] = logits.argmax(dim=-1) == flat_targets[part]
     return nll.view(targets.shape), correct.view(targets.shape)
 
 
 def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Tensor:
     """Summed log-probability of each row's targets, (n,) float32, with gradients.
 
-    log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1 (`targets` are shifted already),
-    prompt and padding are IGNORED, the end of the turn counts, the sum is float32 whatever the compute dtype.
-    Arguments as for `weighted_nll`.
+    log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1 (`targets` are already shifted),
+    prompt and padding are IGNORED, the end of the turn counts, and the sum is float32 in any compute dtype. Arguments
+    as for `weighted_nll`.
 
     >>> logps = sequence_logps(torch.zeros(1, 3, 2), torch.ones(2, 2), torch.tensor([[IGNORED, 1, 0]]))
     >>> f"{logps.item():.4f}"  # 2 ln(1/2)
@@ -249,14 +253,14 @@ def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Te
 
 
 def uniforms(ids: Tensor, draw: int) -> Tensor:
-    """A number in [0, 1) for every token, float32: a hash of the draw, the position and the row's tokens so far.
+    """Uniform number in [0, 1) for every token, float32: a hash of the draw, the position and the row's prefix.
 
-    Whatever the batch is cut into and wherever it is computed, the same tokens get the same numbers. The hash is
-    SplitMix64's (Steele et al. 2014), in the wrapping arithmetic of int64.
+    The same tokens get the same numbers however the batch is split and on any device. The hash is SplitMix64's (Steele
+    et al. 2014), in wrapping int64 arithmetic.
 
     Args:
         ids: (n, t) int64.
-        draw: a number for each time that numbers are drawn.
+        draw: distinguishes several draws.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     state = (ids + 1).cumsum(dim=1) * _signed(0xD1342543DE82EF95) + positions * _signed(0x9E3779B97F4A7C15) + draw
@@ -270,31 +274,31 @@ def _signed(number: int) -> int:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right."""
+    """Logical right shift."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 
 @torch.no_grad()
 def draw_targets(hidden: Tensor, matrix: Tensor | None, targets: Tensor, uniforms: Tensor) -> Tensor:
-    """Ids that the model draws where there are targets, (n, t) int64; IGNORED elsewhere. Chunk by chunk.
+    """Sample ids from the model at positions with targets, (n, t) int64; IGNORED elsewhere. Chunk by chunk.
 
     Args:
         hidden, matrix, targets: as for `weighted_nll`.
-        uniforms: (n, t) in [0, 1): where in the cumulative distribution the id lies.
+        uniforms: (n, t) in [0, 1): quantile of the id in the cumulative distribution.
     """
-    flat, wanted, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
-    drawn = torch.full_like(wanted, IGNORED)
+    flat, flat_targets, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
+    drawn = torch.full_like(flat_targets, IGNORED)
     for part, logits in _logit_chunks(flat, matrix):
         cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-        # The last sum may fall short of 1 by rounding.
+        # The last cumulative sum may be below 1 due to rounding.
         place = places[part, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, place, right=True).squeeze(1).clamp(max=cumulative.shape[1] - 1)
-        drawn[part] = torch.where(wanted[part] == IGNORED, IGNORED, ids)
+        drawn[part] = torch.where(flat_targets[part] == IGNORED, IGNORED, ids)
     return drawn.view(targets.shape)
 
 
 def drawn_nll(
     hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, uniforms: Tensor, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`weighted_nll` against labels that the model draws itself (Liu et al. 2023, algorithm 2)."""
+    """`weighted_nll` with labels sampled from the model (Liu et al. 2023, algorithm 2)."""
     return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights, fused=fused)

@@ -1,10 +1,11 @@
-"""What a training on preferences made of each pair, or answer, in the end: margins, and those that are worst.
+"""Margins of pairs or answers after preference training, and the examples with the worst margins.
 
-A margin is by how much the reward of the chosen answer, or its score by a reward model, is the larger one; of a single
-answer (`kto`) it is the reward itself, or its negative where the answer is undesirable. What still has a negative
-margin was not learned: it was labelled the wrong way round, contradicts other pairs, or is hard.
+A margin is the reward (or reward-model score) of the chosen answer minus that of the rejected one; for a single answer
+(`kto`) it is its reward, negated if undesirable. A negative margin means the example was not learned: it is
+mislabelled, contradicts other pairs, or is hard.
 
-Preference losses see the difference alone, so that both may fall together (Pal et al. 2024, "Smaug"; Pang et al. 2024).
+Preference losses depend only on the difference, so the likelihood of both answers may fall (Pal et al. 2024, "Smaug";
+Pang et al. 2024).
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from gristmill.train.objectives.preference_losses import LossSettings, PairLogps
 
 MARGINS = "margins.parquet"
 SHOWN = 10
-"""Pairs or answers with the worst margins that a summary shows."""
+"""Number of pairs or answers with the worst margins in a summary."""
 EXCERPT = 300
-"""Characters of a text in a summary."""
+"""Maximum characters of a text in a summary."""
 LINES_IN_A_ROW = 3
-"""So many logged lines must agree before an alarm: a single batch may fall by chance."""
+"""Consecutive logged lines before an alarm, as a single batch may decline by chance."""
 MOST_PAIRS = 0.5
 
 
 def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.ndarray:
-    """Numbers (int64, ascending) of those that are measured after training: all held-out ones, and some others.
+    """Indices (int64, ascending) of examples to measure after training: all held-out ones, and some trained ones.
 
     Args:
         ids: of P pairs or answers.
         held_out: (P,) bool.
-        most: others, the first by their ids.
+        most: maximum number of trained examples, the first by id.
     """
     trained = sorted(np.flatnonzero(~held_out).tolist(), key=lambda number: (ids[number], number))
     return np.sort(np.concatenate([np.flatnonzero(held_out), np.array(trained[:most], dtype=np.int64)]))
 
 
 def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, section: Dpo) -> np.ndarray:
-    """Rewards of both answers of n pairs, (n, 2) float32, chosen first, as the loss of the section defines them.
+    """Rewards of both answers of n pairs, (n, 2) float32, chosen first, as defined by the section's loss.
 
     Args:
         logps, reference: (n, 2) float32, summed log-probabilities under the policy and under the reference.
         tokens: (n, 2) int64, of the answers.
-        section: which loss, and its settings.
+        section: loss and its settings.
     """
     columns = [
         torch.from_numpy(np.ascontiguousarray(part[:, place], dtype=np.float32))
@@ -66,25 +67,28 @@ def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, s
 def pair_margins(
     rows: PairRows, names: Sequence[str], pairs: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
 ) -> pa.Table:
-    """A line per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and `margin`.
+    """Row per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and `margin`.
 
     Args:
         rows: all pairs.
         names: of their sets.
-        pairs: int64 of shape (n,), those that were measured.
+        pairs: int64 of shape (n,), measured pairs.
         rewards: (n, 2) float32.
         held_out: (P,) bool.
     """
     return score_margins(
-        [rows.ids[pair] for pair in pairs], [names[place] for place in rows.sets[pairs]], held_out[pairs], rewards
+        [rows.ids[pair] for pair in pairs],
+        [names[set_number] for set_number in rows.sets[pairs]],
+        held_out[pairs],
+        rewards,
     )
 
 
 def score_margins(ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray) -> pa.Table:
-    """As `pair_margins`, of n pairs that were given scores.
+    """Like `pair_margins`, for n scored pairs.
 
     Args:
-        ids, sets: of each pair, and the name of its set.
+        ids, sets: id and set name of each pair.
         held_out: (n,) bool.
         scores: (n, 2) float32, chosen first.
     """
@@ -94,11 +98,11 @@ def score_margins(ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray,
 def answer_margins(
     rows: AnswerRows, names: Sequence[str], answers: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
 ) -> pa.Table:
-    """As `pair_margins`, a line per answer, whose reward is `chosen` where it is desirable, and else `rejected`."""
+    """Like `pair_margins`, with a row per answer, whose reward is `chosen` if desirable, else `rejected`."""
     desirable = rows.desirable[answers]
     return _table(
         [rows.ids[answer] for answer in answers],
-        [names[place] for place in rows.sets[answers]],
+        [names[set_number] for set_number in rows.sets[answers]],
         held_out[answers],
         pa.array(rewards, mask=~desirable),
         pa.array(rewards, mask=desirable),
@@ -115,21 +119,20 @@ def _table(
 
 
 def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Write the table, and say what a summary says of it.
+    """Write the table and return its summary.
 
     Args:
-        path: where to.
-        table: as from `pair_margins` or `answer_margins`.
-        records: the examples by their ids, at least those of the table.
+        path: destination.
+        table: from `pair_margins` or `answer_margins`.
+        records: examples by id, at least those of the table.
 
     Returns:
-        `measured`; `right`: of the trained and of the held-out ones the share whose margin is positive, with its
-        interval, where there are any; `sets`: of each, the trained and the held-out ones, how many they are, the share
-        `wrong` whose margin is not positive, and the `median`; `worst`: the lines with the smallest margins, with
-        excerpts of their texts.
+        `measured`; `right`: share of positive margins, with its interval, of trained and of held-out examples; `sets`:
+        for each set, its trained and held-out examples: their number, the share `wrong` with a margin that is not
+        positive, and the `median`; `worst`: the rows with the smallest margins, with excerpts of their texts.
     """
     write_table(path, table)
-    # The smallest first; ids decide between equal ones.
+    # Smallest first, ties by id.
     order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[:SHOWN]
     worst = [{**line, **_excerpts(records[line["id"]])} for line in table.take(order).to_pylist()]
     sets: dict[str, dict[str, Any]] = {}
@@ -140,9 +143,9 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
         "measured": len(table),
         "worst": worst,
         "right": {
-            name: found
+            name: share
             for name, part in (("trained", ~is_out), ("held_out", is_out))
-            if (found := share_with_interval(right[part])) is not None
+            if (share := share_with_interval(right[part])) is not None
         },
         "sets": [
             {"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
@@ -152,12 +155,12 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
 
 
 def _described(margins: Sequence[float]) -> dict[str, Any]:
-    found = np.array(margins)
-    return {"measured": len(found), "wrong": float((found <= 0).mean()), "median": float(np.median(found))}
+    array = np.array(margins)
+    return {"measured": len(array), "wrong": float((array <= 0).mean()), "median": float(np.median(array))}
 
 
 def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
-    """The last turn of the prompt, and the answers by what the record calls them."""
+    """Excerpts of the last turn of the prompt and of the answers."""
     texts = {
         f"{name}_text": record[name][-1]["content"]
         for name in ("prompt", "chosen", "rejected", "completion")
@@ -167,16 +170,16 @@ def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def falls(line: Mapping[str, Any]) -> bool:
-    """Whether in a line of metrics the margin is positive although most chosen answers became less likely."""
+    """Return True if the margin of a line of metrics is positive though most chosen answers became less likely."""
     return bool(line["rewards/margins"] > 0 and line["log_ratio/chosen"] < 0 and line["fell/chosen"] > MOST_PAIRS)
 
 
 def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a stage's summary says of it, from its lines of metrics.
+    """Summary of the decline of answers, from the lines of metrics.
 
     Returns:
-        `alarm_step`, the first step at which so many lines in a row had fallen, or None; and of the last line the
-        shares of pairs whose chosen and whose rejected answer fell.
+        `alarm_step`, the first step with LINES_IN_A_ROW declining lines in a row, or None; and of the last line the
+        shares of pairs whose chosen and whose rejected answer became less likely.
     """
     streak, alarm = 0, None
     measured = [line for line in lines if "fell/chosen" in line and "fell/rejected" in line]
@@ -189,17 +192,17 @@ def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class DeclineAlarm:
-    """Warns once when chosen answers keep falling.
+    """Warn once if chosen answers keep becoming less likely.
 
     Args:
-        warn: called with what is happening and what helps.
+        warn: receives the observation and remedies.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn, self._streak = warn, 0
 
     def look(self, line: Mapping[str, Any]) -> None:
-        """Take in a logged line."""
+        """Process a logged line."""
         self._streak = self._streak + 1 if falls(line) else 0
         if self._streak == LINES_IN_A_ROW:
             self._warn(

@@ -1,9 +1,9 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1): which tokens of packed rows are masked, and by what.
+"""Masked language modelling (Devlin et al. 2019, section 3.1): selection and replacement of tokens of packed rows.
 
-Each token, or with whole words each word, is chosen with the same probability. A chosen token is predicted; in its
-place stands the mask token, or one of the vocabulary drawn evenly, or the token itself. Special tokens and padding are
-never chosen. This is what transformers' DataCollatorForLanguageModeling does, with draws that depend on nothing but the
-seed, the step, the row and the place in it.
+Each token, or with whole words each word, is selected with the same probability. A selected token is predicted; its
+input is the mask token, a uniformly drawn id, or the token itself. Special tokens and padding are never selected. This
+follows transformers' DataCollatorForLanguageModeling, with random numbers that depend only on the seed, the step, the
+row and the place in it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gristmill.train.objectives.losses import IGNORED
 
 
 class NoMaskTokenError(ValueError):
-    """A tokenizer has no token that stands for a masked one."""
+    """A tokenizer has no mask token."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are masked, and by what (see layout.Layout).
+    """Layout that masks tokens (see layout.Layout).
 
     Attributes:
-        section: how many.
+        section: masking rate and replacement shares.
         seed: of the draws.
         mask: id of the mask token.
-        vocab_size: ids that are drawn from.
-        special: (vocab,) bool, ids that are never chosen.
-        edges: (vocab,) bool each, ids that begin and that end a word, as from `word_edges`; None masks single tokens.
+        vocab_size: number of ids to draw replacements from.
+        special: (vocab,) bool, ids that are never selected.
+        edges: (vocab,) bool each, ids that begin and that end a word, from `word_edges`; None masks single tokens.
     """
 
     section: Masked
@@ -50,42 +50,42 @@ class Masking:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see layout.Layout."""
         ids = read.tokens.astype(np.int64)
-        may = self.may_be_masked(ids, read.positions)
+        is_candidate = self.may_be_masked(ids, read.positions)
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         if self.edges is not None:
             begins, ends = self.edges
-            starts = may.copy()
-            starts[:, 1:] &= begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~may[:, :-1]
-            # Every token of a word takes the draw of its first one.
+            starts = is_candidate.copy()
+            starts[:, 1:] &= begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~is_candidate[:, :-1]
+            # All tokens of a word share the draw of its first token.
             places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
         places, numbers = places + read.first[:, None], np.broadcast_to(read.rows[:, None], ids.shape)
-        chosen = may & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
+        chosen = is_candidate & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
         row, place = np.nonzero(chosen)
         at = read.rows[row], place + read.first[row]
         kind = draws(self.key("kind", step), *at)
         drawn = (draws(self.key("drawn", step), *at) * self.vocab_size).astype(np.int64)
         to_mask = self.section.mask_share
-        inputs, own = ids.copy(), ids[chosen]
+        inputs, original_ids = ids.copy(), ids[chosen]
         inputs[chosen] = np.where(
-            kind < to_mask, self.mask, np.where(kind < to_mask + self.section.random_share, drawn, own)
+            kind < to_mask, self.mask, np.where(kind < to_mask + self.section.random_share, drawn, original_ids)
         )
         return Laid(inputs, np.where(chosen, ids, IGNORED))
 
     def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Which tokens (n, t) may be chosen: all but special ones and padding, whose positions are negative."""
-        may: np.ndarray = ~self.special[ids] & (positions >= 0)
-        return may
+        """Mask of the tokens (n, t) that may be selected: all except special tokens and padding (negative positions)."""
+        is_candidate: np.ndarray = ~self.special[ids] & (positions >= 0)
+        return is_candidate
 
     def key(self, name: str, step: int) -> int:
-        """64 bits for the draws of a name in a step."""
+        """64-bit key of the named draws in a step."""
         return order_key(self.seed, "masked", name, step)
 
 
 def masking_of(section: Masked, tokenizer: TextTokenizer, seed: int) -> Masking:
-    """What a manifest asks for.
+    """Layout of a manifest's section.
 
     Raises:
-        NoMaskTokenError: the tokenizer has none of the known mask tokens.
+        NoMaskTokenError: the tokenizer has no known mask token.
     """
     special = np.zeros(tokenizer.vocab_size, dtype=bool)
     special[list(tokenizer.special_ids.values())] = True
@@ -94,20 +94,20 @@ def masking_of(section: Masked, tokenizer: TextTokenizer, seed: int) -> Masking:
 
 
 def read_masking(section: Masked, folder: Path, seed: int) -> Masking:
-    """`masking_of` the tokenizer of a folder."""
+    """`masking_of` with the tokenizer of a folder."""
     return masking_of(section, load_tokenizer(folder), seed)
 
 
 def mask_token(tokenizer: TextTokenizer) -> str:
-    """The special token that stands for a masked one.
+    """Mask token of a tokenizer.
 
     Raises:
         NoMaskTokenError: the tokenizer has none.
     """
-    found = next((name for name in MASK_TOKENS if name in tokenizer.special_ids), None)
-    if found is None:
+    token = next((name for name in MASK_TOKENS if name in tokenizer.special_ids), None)
+    if token is None:
         raise NoMaskTokenError(
             "pretrain.masked: the tokenizer has no special token that stands for a masked one; it "
             f"needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} (tokenizer.special_tokens)"
         )
-    return found
+    return token

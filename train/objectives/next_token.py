@@ -1,9 +1,9 @@
-"""The objective of pre-training: the tokens of every row of a packed set, measured per source.
+"""Objective of pre-training on all tokens of a packed set, with metrics per source.
 
-The next token is predicted everywhere, or what a layout says (see layout.py).
+It predicts the next token everywhere, unless a layout defines the targets (see layout.py).
 
-Padding behind a row's documents is never trained on nor counted. It is known by the boundaries that lie beside the
-rows, never by its id, which a document may hold too.
+Padding after a row's documents is neither trained nor counted. It is identified by the boundaries stored beside the
+rows, not by its id, which may also occur in a document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gristmill.train.parallel.row_split import TokenHead
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
 HEAD_TOKENS = 64
-"""Tokens of each document that a loss-spike report shows as text."""
+"""Tokens of each document that loss-spike reports show as text."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,15 @@ class Rows:
     Attributes:
         tokens: (n, t) in the packed set's dtype.
         sources: (n,) int64 source numbers.
-        filled: (n,) int64, tokens of documents in each row; padding is behind them.
-        positions: (n, t) int32, each token's number within what it sees; None where that is its whole row.
-        real: whether it counts.
-        cuts: how many of the rows are one row of the set.
-        targets: (n, t) int64 of a layout, whose inputs the tokens are then.
-        beside: what else the model is called with (see layout.Laid).
-        places: (n, t) int64, where each target stands in its row (see layout.Laid).
-        weight: of the micro-batch, where a layout says what is predicted.
+        filled: (n,) int64, number of document tokens in each row; padding follows them.
+        positions: (n, t) int32, position of each token in the document that it attends to; None if that is its whole
+            row.
+        real: false for an empty micro-batch, whose rows are padding.
+        cuts: number of rows that one row of the set is split into.
+        targets: (n, t) int64 of a layout, whose inputs replace the tokens.
+        beside: further arguments of the model (see layout.Laid).
+        places: (n, t) int64, index of each target in its row (see layout.Laid).
+        weight: of the micro-batch, if a layout defines the targets.
     """
 
     tokens: Tensor
@@ -75,12 +76,12 @@ class NextToken:
 
     Args:
         packed: the training set.
-        seed: of the order.
+        seed: of the row order.
         token_bytes: (vocab,) bytes per id, on the device.
         shape: of the model.
         z_loss: see losses.weighted_nll.
-        layout: what is predicted of the rows; the next token of each if absent.
-        further_weight: what the mean loss of further tokens is multiplied with, where the model predicts some.
+        layout: defines the targets; next tokens if absent.
+        further_weight: factor of the mean loss of further tokens, if the model predicts some.
     """
 
     def __init__(
@@ -105,18 +106,18 @@ class NextToken:
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
+        """Number of predicted tokens, without the first token of a row and padding."""
         if self._layout is None:
             return float(predicted_tokens(self.packed, rows, cuts))
         return _trained(self._laid(self._layout, rows, cuts, step)) if len(rows) else 0.0
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of the rows, padding too: the model computes on them."""
+        """Number of tokens of the rows with padding, which the model computes too."""
         return len(rows) * self.sequence_length
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Rows:
-        """Read rows, each cut into `cuts` shorter ones; for no rows any one, with no weight."""
-        # An empty micro-batch computes too: its passes are collective operations.
+        """Read rows, each split into `cuts` shorter rows; an empty micro-batch holds a row of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
         length, filled = self.sequence_length // cuts, filled_tokens(self.packed, rows, cuts)
         positions, sources = None, np.repeat(self.packed.source_of(rows), cuts)
@@ -124,17 +125,21 @@ class NextToken:
             positions = pinned(torch.from_numpy(document_positions(self.packed, rows, cuts)))
         elif self._shape.encoder and (filled < length).any():
             positions = pinned(torch.from_numpy(filled_positions(filled, length)))
-        lies = pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)), positions, real, cuts
+        details = pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)), positions, real, cuts
         if self._layout is None:
-            return Rows(read_pinned(self.packed, rows).view(-1, length), *lies)
+            return Rows(read_pinned(self.packed, rows).view(-1, length), *details)
         laid = self._laid(self._layout, rows, cuts, step)
-        if laid.places is not None:  # inputs are other tokens than the row's
-            lies = (*lies[:2], None if laid.positions is None else pinned(torch.from_numpy(laid.positions)), *lies[3:])
+        if laid.places is not None:  # inputs differ from the row's tokens
+            details = (
+                *details[:2],
+                None if laid.positions is None else pinned(torch.from_numpy(laid.positions)),
+                *details[3:],
+            )
         inputs, targets = (pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets))
         beside = {name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()}
         return Rows(
             inputs,
-            *lies,
+            *details,
             targets,
             beside,
             _trained(laid) if real else 0.0,
@@ -162,10 +167,10 @@ class NextToken:
         """See objective.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer; loss
-        and tokens of each further token that is predicted at a place.
+        and tokens of each further prediction.
         """
         device, real = self._token_bytes.device, float(batch.real)
-        # Tokens cross to the device as they lie on disk, and are widened there.
+        # Tokens are copied in the dtype of the packed set, and cast on the device.
         ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
         sources, filled = (part.to(device, non_blocking=True) for part in (batch.sources, batch.filled))
         positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
@@ -186,43 +191,50 @@ class NextToken:
             if draw is not None:
                 read = ids if ids.shape == targets.shape else targets.clamp(min=0)
                 head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(read, draw)}
-            # Where most tokens are predicted, to choose them costs more than it saves.
+            # If most tokens are targets, selecting them costs more than it saves.
             return TokenHead(head if batch.targets is None else partial(targets_only, head), of_tokens)
 
-        asked: dict[str, Any] = {name: part.to(device, non_blocking=True) for name, part in batch.beside.items()}
+        model_arguments: dict[str, Any] = {
+            name: part.to(device, non_blocking=True) for name, part in batch.beside.items()
+        }
         further = further_targets(targets, positions, self._shape.multi_token)
         if further:
             share = self._further_weight / len(further)
-            asked["further"] = [head_of(one, (one != IGNORED).float() * (real * share) * scale) for one in further]
-        found = model(ids, head_of(targets, weights), positions=positions, trained=weights.sum(dim=1), **asked)
-        (loss, nll), *others = found if further else [found]
-        if others:
-            loss = loss + torch.stack([one for one, _ in others]).sum()
+            model_arguments["further"] = [
+                head_of(depth_targets, (depth_targets != IGNORED).float() * (real * share) * scale)
+                for depth_targets in further
+            ]
+        output = model(
+            ids, head_of(targets, weights), positions=positions, trained=weights.sum(dim=1), **model_arguments
+        )
+        (loss, nll), *further_losses = output if further else [output]
+        if further_losses:
+            loss = loss + torch.stack([depth_loss for depth_loss, _ in further_losses]).sum()
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
-        # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
+        # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
         one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
         per_source = one_hot.T @ per_row
-        of_further = [
-            torch.stack((one.double().sum(), (wanted != IGNORED).double().sum())) * real
-            for (_, one), wanted in zip(others, further, strict=True)
+        further_sums = [
+            torch.stack((depth_nll.double().sum(), (depth_targets != IGNORED).double().sum())) * real
+            for (_, depth_nll), depth_targets in zip(further_losses, further, strict=True)
         ]
-        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *of_further))
+        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *further_sums))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
             row_losses = self._in_rows(row_losses, batch.places.to(device, non_blocking=True), batch.cuts)
         return Measured(loss, sums, row_losses.reshape(len(ids) // batch.cuts, -1))
 
     def _in_rows(self, losses: Tensor, places: Tensor, cuts: int) -> Tensor:
-        """Losses (n, t) where their tokens stand in the rows, as far as they do."""
+        """Scatter losses (n, t) to the places of their targets in the rows."""
         length = self.sequence_length // cuts
-        found = losses.new_full((len(losses), length + 1), UNTRAINED)
-        # What stands in no row goes into a column that is cut off.
-        return found.scatter(1, torch.where(places < 0, length, places), losses)[:, :length]
+        row_losses = losses.new_full((len(losses), length + 1), UNTRAINED)
+        # Targets that are not part of a row go to an extra column, which is cut off.
+        return row_losses.scatter(1, torch.where(places < 0, length, places), losses)[:, :length]
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss over all sources; loss, bits per byte and tokens of each one that was read; how busy experts are."""
+        """Loss over all sources; loss, bits per byte and tokens of each source with data; expert loads."""
         by_source = {
             name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
             for n, name in enumerate(self.packed.sources)
@@ -238,7 +250,7 @@ class NextToken:
         }
 
     def _report_further(self, sums: Sequence[float]) -> dict[str, Any]:
-        """`multi_token`: the loss of the token so many places ahead."""
+        """`multi_token`: loss by prediction distance."""
         losses = {
             f"ahead_{depth + 2}": sums[2 * depth] / sums[2 * depth + 1]
             for depth in range(self._shape.multi_token)
@@ -247,7 +259,7 @@ class NextToken:
         return {"multi_token": losses} if losses else {}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The documents behind some rows: id, source and tokens of each piece."""
+        """Documents of rows: id, source and tokens of each piece."""
         pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
         return {
             "documents": [
@@ -262,16 +274,16 @@ class NextToken:
         }
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every document piece of some rows with the mean loss of its tokens; its first ones are `head`."""
+        """Document pieces of rows, with the mean loss of their tokens; `head` is their first tokens."""
         tokens, pieces = self.packed.tokens(rows), self.packed.pieces(rows).to_pylist()
         places = {int(row): place for place, row in enumerate(rows)}
         ahead = 1 if self._layout is None else self._layout.ahead
-        found = []
+        documents = []
         for piece in pieces:
             place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
-            # What is at a position is the loss of the token that is predicted there.
+            # A position holds the loss of the token that is predicted there.
             losses = row_losses[place, max(start - ahead, 0) : end - ahead]
-            found.append(
+            documents.append(
                 {
                     "id": piece["id"].hex(),
                     "source": self.packed.sources[piece["source"]],
@@ -283,9 +295,9 @@ class NextToken:
                     "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
                 }
             )
-        return found
+        return documents
 
 
 def _trained(laid: Laid) -> float:
-    """How many targets there are."""
+    """Number of targets."""
     return float((laid.targets != IGNORED).sum())

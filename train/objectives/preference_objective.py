@@ -1,4 +1,4 @@
-"""The objective of preference optimisation: DPO's loss, or a relative of it, over pairs."""
+"""Objective of preference optimisation: DPO and related losses over pairs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PaddedPairs:
     Attributes:
         ids, targets: (2n, t) each, all chosen answers first.
         reference: (n, 2) float32, see Preferences.
-        real: whether it counts.
+        real: false for an empty micro-batch, whose rows are padding.
     """
 
     ids: Tensor
@@ -37,17 +37,17 @@ class PaddedPairs:
 
 
 class Preferences:
-    """A loss over pairs (see objective.Objective), against log-probabilities that were computed once.
+    """Loss over pairs (see objective.Objective), with precomputed reference log-probabilities.
 
     Args:
         rows: the pairs.
-        draws: int64 arrays of the pairs to train on, set by set; one that is there twice is read twice an epoch.
-        reference: (P, 2) float32 of all pairs, as from reference.pair_logps under the frozen reference.
-        section: which loss, and its settings.
-        seed: of the order.
-        flops_per_token: model arithmetic.
-        device: where the policy computes.
-        warn: called when chosen answers keep becoming less likely.
+        draws: int64 arrays of the pairs to train on, by set; duplicates are read repeatedly in an epoch.
+        reference: (P, 2) float32 of all pairs, from reference_logps.pair_logps with the frozen reference.
+        section: loss and its settings.
+        seed: of the row order.
+        flops_per_token: model FLOPs.
+        device: of the policy.
+        warn: receives warnings that chosen answers keep becoming less likely.
     """
 
     sums_length = 10
@@ -74,12 +74,12 @@ class Preferences:
         self._alarm = DeclineAlarm(warn)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Pairs: every one counts the same, however long its answers are."""
+        """Number of pairs: all count equally, whatever their length."""
         return float(len(rows))
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
-        """Read a micro-batch of pairs; for no rows any one, with no weight."""
-        # An empty micro-batch computes too: its passes are collective operations.
+        """Read a micro-batch of pairs; an empty one holds a pair of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
         pairs = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(pairs)
         return PaddedPairs(
@@ -89,8 +89,8 @@ class Preferences:
     def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.
 
-        The sums are loss, rewards (chosen, rejected), ranked right, log-probs (both), how many of each fell below the
-        reference, and their log-ratios to it per token (both).
+        The sums are loss, rewards (chosen, rejected), number ranked correctly, log-probs (both), numbers below the
+        reference (both), and log-ratios to the reference per token (both).
         """
         real = float(batch.real)
         ids, targets, reference = (
@@ -115,10 +115,10 @@ class Preferences:
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means over pairs, by the names that TRL gives them; ties are not ranked right.
+        """Means over pairs, with the names of TRL; ties count as ranked incorrectly.
 
         `fell/*` are shares of answers that are less likely than under the reference. `log_ratio/*` is log(policy /
-        reference) per token: where the answers were drawn from the reference, its negative is an unbiased estimate of
+        reference) per token: if the answers were sampled from the reference, its negative is an unbiased estimate of
         KL(reference || policy) per token.
         """
         (

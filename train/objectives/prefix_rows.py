@@ -1,8 +1,8 @@
-"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): where the prefix of each document ends.
+"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): the prefix of each document.
 
-A document of n tokens (or a row, where a row is one to the model) has a prefix of floor(u n) of them, u drawn evenly
-between two shares. The tokens of the prefix see each other in both directions; the others are predicted, each from the
-prefix and from those before it. With an empty prefix, or one of a single token, that is next-token prediction.
+A document of n tokens (or a row, if documents are not masked) has a prefix of floor(u n) tokens, with u uniform between
+two shares. The tokens of the prefix attend to each other in both directions; the others are predicted from the prefix
+and the tokens before them. A prefix of at most one token makes this next-token prediction.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gristmill.train.objectives.losses import IGNORED
 
 @dataclass(frozen=True)
 class PrefixCut:
-    """Which tokens are the prefix of their document (see layout.Layout).
+    """Layout that splits documents into prefix and targets (see layout.Layout).
 
     Attributes:
-        section: between which shares.
+        section: range of shares.
         seed: of the draws.
     """
 
@@ -36,7 +36,7 @@ class PrefixCut:
         ids, positions = read.tokens.astype(np.int64), read.positions
         is_real = positions >= 0
         row, place = np.nonzero(positions == 0)
-        # Documents are numbered through all rows; padding has the number of the one before it.
+        # Documents are numbered across all rows; padding has the number of the document before it.
         document = (positions == 0).ravel().cumsum().reshape(ids.shape) - 1
         sizes = np.bincount(document[is_real], minlength=len(row))
         drawn = draws(order_key(self.seed, "prefix", step), read.rows[row], place + read.first[row])

@@ -1,11 +1,11 @@
 """Checks on the first rows that must pass before a fine-tuning starts.
 
-- packed equals unpacked: rows have the loss that their examples have one by one (else attention leaks between
-  documents, or positions do not restart);
-- accumulation equals one big batch: gradients of micro-batches add up to those of the whole.
+- packed equals unpacked: rows have the summed loss of their single examples (else attention leaks between documents, or
+  positions do not restart);
+- accumulation equals one big batch: gradients of micro-batches add up to those of the batch.
 
-What was measured is in `step-0.json`, with the shares of the data, which the stage `sft_data` has checked. The proof of preference optimisation, a margin of zero and a
-loss of ln 2, is `objectives/reference_logps.py`'s.
+The measurements are written to `step-0.json`, with the shares of the data that the stage `sft_data` checked. The check
+of preference optimisation, a margin of zero and a loss of ln 2, is in `objectives/reference_logps.py`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gristmill.train.parallel.world import World, sum_over_ranks
 
 CERTIFICATE = "step-0.json"
 PROOF_ROWS = 4
-"""Rows that each proof looks at: enough for a leak to show, few enough for seconds."""
+"""Number of rows of each check: enough to show a leak, and few enough to take seconds."""
 LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""What rounding alone may make of a relative difference: of sums in another order, and of kernels for other shapes."""
+"""Relative difference allowed for rounding: sums in another order, and kernels for other shapes."""
 
 
 class NotProvedError(RuntimeError):
-    """Before the first step something does not hold that training relies on."""
+    """A check before the first step failed."""
 
 
 def prove(
@@ -44,20 +44,20 @@ def prove(
     micro_batch_size: int,
     world: World,
 ) -> dict[str, Any]:
-    """Measure everything, write it down, and refuse to train where something does not hold.
+    """Run all checks and return their measurements; raise if any of them fails.
 
     Args:
         model: before its first step.
         objective: of the training.
-        data: the counts of the stage `sft_data` (see conversation_tokens.counts_of).
-        dtype: of the computation.
-        micro_batch_size: most rows of a forward pass on one rank.
+        data: counts of the stage `sft_data` (see conversation_tokens.counts_of).
+        dtype: of matrix products.
+        micro_batch_size: maximum rows per forward pass on a rank.
         world: the processes.
 
     Raises:
-        NotProvedError: names everything that does not hold, with the value and the threshold.
+        NotProvedError: names every failed check, with value and threshold.
     """
-    # As many rows as fit into one forward pass of the training itself.
+    # At most the rows of one forward pass of the training.
     count = min(PROOF_ROWS, micro_batch_size * world.data_size, objective.order.total)
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
     together, alone = packed_and_unpacked(model, objective, rows, world)
@@ -77,33 +77,33 @@ def prove(
 
 
 def failures(certificate: Mapping[str, Any]) -> list[str]:
-    """What of a certificate does not hold, a sentence each."""
-    most = certificate["largest_difference"]
+    """Messages of the failed checks of a certificate."""
+    tolerance = certificate["largest_difference"]
     loss, alone = certificate["loss"], certificate["loss_unpacked"]
-    found = []
-    if not abs(loss - alone) <= most * abs(alone):
-        found.append(
+    messages = []
+    if not abs(loss - alone) <= tolerance * abs(alone):
+        messages.append(
             f"packed rows have the loss {loss:.6f}, but their examples one by one {alone:.6f} (tolerance "
-            f"{most:g}, relative): attention or positions cross from one example into another"
+            f"{tolerance:g}, relative): attention or positions cross from one example into another"
         )
-    if not certificate["accumulation_difference"] <= most:
-        found.append(
+    if not certificate["accumulation_difference"] <= tolerance:
+        messages.append(
             f"gradients of micro-batches differ from those of one big batch by "
-            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {most:g})"
+            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {tolerance:g})"
         )
-    return found
+    return messages
 
 
 def packed_and_unpacked(
     model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
 ) -> tuple[float, float]:
-    """The summed loss of some rows as they are packed, and of their pieces one by one, over all ranks."""
+    """Summed loss of rows as packed, and of their pieces one by one, over all ranks."""
     sums = torch.zeros(2, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in micro_batches(rows, world.data_rank, world.data_size, 1):
             batch = objective.prepare(part)
             sums[0] += objective.loss(model, batch, 1.0).sums[0]
-            # Each rank gives the model equally many batches: its forward passes are collective operations.
+            # All ranks run equally many forward passes, which are collectives.
             for piece in pieces_of(batch, agree_on_most(len(starts_of(batch)), world)):
                 sums[1] += objective.loss(model, piece, 1.0).sums[0]
     together, alone = sum_over_ranks(sums, world).tolist()
@@ -111,24 +111,24 @@ def packed_and_unpacked(
 
 
 def starts_of(batch: Turns) -> list[int]:
-    """Where the pieces of a batch of one row begin; its padding counts to the last one."""
+    """Starts of the pieces in a batch of one row; its padding belongs to the last piece."""
     return [0] if batch.positions is None else torch.nonzero(batch.positions[0] == 0).flatten().tolist()
 
 
 def pieces_of(batch: Turns, count: int) -> list[Turns]:
-    """The pieces of a batch of one row as batches of their own, filled up with ones that do not count."""
+    """Batch per piece of a batch of one row, followed by batches of weight zero up to `count`."""
     t, starts = batch.ids.shape[1], starts_of(batch)
-    found = []
+    pieces = []
     for start, end in zip(starts, [*starts[1:], t], strict=True):
-        # As long as the row: compiled code takes one shape. What follows a piece is seen by none of its tokens.
+        # Padded to the row length, as compiled code takes one shape. Attention is causal: padding has no effect.
         ids, trained = (F.pad(part[:, start:end], (0, t - end + start)) for part in (batch.ids, batch.trained))
-        found.append(Turns(ids, trained, batch.sources, None, batch.real))
-    unreal = replace(found[0], real=False)
-    return found + [unreal] * (count - len(found))
+        pieces.append(Turns(ids, trained, batch.sources, None, batch.real))
+    empty_batch = replace(pieces[0], real=False)
+    return pieces + [empty_batch] * (count - len(pieces))
 
 
 def agree_on_most(value: int, world: World) -> int:
-    """The largest of a number over all ranks."""
+    """Maximum of a number over all ranks."""
     if world.size == 1:
         return value
     most = torch.tensor([value], dtype=torch.int64, device=world.device)
@@ -137,10 +137,15 @@ def agree_on_most(value: int, world: World) -> int:
 
 
 def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World) -> float:
-    """How far the gradients of micro-batches of one row are from those of one big batch, as a share of their norm."""
-    whole = gradients(model, objective, rows, len(rows), world)
-    parts = gradients(model, objective, rows, 1, world)
-    norms = torch.stack([squares(whole), squares([one - other for one, other in zip(whole, parts, strict=True)])])
+    """Relative distance of the gradients of one-row micro-batches from those of one big batch."""
+    batch_gradients = gradients(model, objective, rows, len(rows), world)
+    accumulated = gradients(model, objective, rows, 1, world)
+    norms = torch.stack(
+        [
+            squares(batch_gradients),
+            squares([expected - actual for expected, actual in zip(batch_gradients, accumulated, strict=True)]),
+        ]
+    )
     if world.size > 1:
         torch.distributed.all_reduce(norms)
     norm, difference = norms.sqrt().tolist()
@@ -150,22 +155,22 @@ def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np
 def gradients(
     model: nn.Module, objective: AssistantTurns, rows: np.ndarray, micro_batch_size: int, world: World
 ) -> list[Tensor]:
-    """This rank's part of the gradients of some rows' mean loss, computed in micro-batches; none stay in the model."""
+    """This rank's shards of the gradients of the mean loss of rows, in micro-batches; the model keeps none."""
     parts = [
         objective.prepare(part) for part in micro_batches(rows, world.data_rank, world.data_size, micro_batch_size)
     ]
     accumulate_gradients(model, objective, parts, objective.weight(rows), world)
-    found = [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
+    shards = [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad(set_to_none=True)
-    return found
+    return shards
 
 
 def local(gradient: Tensor) -> Tensor:
-    """This rank's shard of a gradient."""
+    """Local shard of a gradient."""
     shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return shard
 
 
 def squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of all squares, float64."""
+    """Sum of all squares, float64."""
     return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum()

@@ -1,4 +1,4 @@
-"""The frozen reference of preference optimisation: its log-probabilities as a table, and the proof that they fit."""
+"""Frozen reference of preference optimisation: table of its log-probabilities, and checks that they match the policy."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ from gristmill.train.parallel.world import World, sum_over_ranks
 
 TABLE, KEY = "reference.parquet", "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""What rounding alone may make of a margin of zero; a reference in another precision was seen to give 0.066."""
+"""Tolerance of a zero margin for rounding; a reference in another precision gave 0.066."""
 
 
 class NotTheReferenceError(RuntimeError):
-    """Before the first step the policy is not the model that the reference log-probabilities are of."""
+    """The initial policy is not the model of the reference log-probabilities."""
 
 
 class StaleReferenceError(RuntimeError):
-    """Reference log-probabilities depend on something else than what they are wanted for."""
+    """Reference log-probabilities were computed with other inputs or settings."""
 
 
 def key_of(start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
-    """What reference log-probabilities depend on, by name: weights, precision, template, tokenizer, length, pairs.
+    """Dependencies of reference log-probabilities by name: weights, precision, template, tokenizer, length, pairs.
 
     Args:
-        start: the folder of the model that is the reference.
+        start: folder of the reference model.
         rows: the pairs.
         dtype: of matrix products.
-        rounded: how the model is rounded, if it is.
+        rounded: quantisation of the model, if any.
     """
     return {**_model_key(start, dtype, rounded), **rows.made_of}
 
 
 def _model_key(start: Path, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
-    told = None if rounded is None else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
+    rounding = None if rounded is None else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
     return {
         "weights": sha256_file(start / WEIGHTS_FILE),
         "precision": str(dtype).removeprefix("torch."),
-        "rounding": told,
+        "rounding": rounding,
     }
 
 
 def rounding_of(section: Dpo) -> Rounded | None:
-    """How the model is rounded that a training starts from, which is its reference."""
+    """Quantisation of the model that a training starts from, which is its reference."""
     lora = section.lora
     return None if lora is None or lora.base is None else Rounded(base=lora.base, targets=lora.targets)
 
 
 def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_size: int, world: World) -> np.ndarray:
-    """Summed log-probabilities of both answers of n pairs: (n, 2) float32, chosen first, the same on every rank.
+    """Summed log-probabilities of both answers of n pairs: (n, 2) float32, chosen first, equal on every rank.
 
     Args:
         model: on every rank.
-        rows: the pairs' rows.
-        pairs: int64 of shape (n,), the numbers of the pairs.
-        micro_batch_size: pairs per forward pass on one rank, at the most.
+        rows: rows of the pairs.
+        pairs: int64 of shape (n,), indices of the pairs.
+        micro_batch_size: maximum number of pairs per forward pass on a rank.
         world: the processes.
     """
 
@@ -88,7 +88,7 @@ def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_
 
 
 def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray) -> None:
-    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with what they depend on."""
+    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with their key."""
     tokens = rows.scored_tokens.astype(np.int32)
     write_table(
         folder / TABLE,
@@ -106,12 +106,12 @@ def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np
 
 
 def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
-    """As `key_of`, of log-probabilities of single answers."""
+    """Like `key_of`, for single answers."""
     return {**_model_key(start, dtype, rounded), "rows": "answers", **rows.made_of}
 
 
 def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray) -> None:
-    """Write log-probabilities (A, 2) float32 of all answers, to their prompts and of their partners to the same."""
+    """Write log-probabilities (A, 2) float32 of all answers, and of their partners' answers to the same prompts."""
     write_table(
         folder / TABLE,
         pa.table(
@@ -127,19 +127,19 @@ def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, 
 
 
 def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
-    """Log-probabilities (A, 2) float32 as they were written.
+    """Read log-probabilities (A, 2) float32.
 
     Raises:
-        StaleReferenceError: they depend on something else; the message names what differs.
+        StaleReferenceError: they have another key; the message names the differences.
     """
     return _read_table(folder, key, ["logp", "mismatched"])
 
 
 def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
-    """Log-probabilities (n, 2) float32, chosen first, in the order of the pairs that the key names.
+    """Read log-probabilities (n, 2) float32, chosen first, in the order of the key's pairs.
 
     Raises:
-        StaleReferenceError: they depend on something else; the message names what differs.
+        StaleReferenceError: they have another key; the message names the differences.
     """
     return _read_table(folder, key, ["chosen", "rejected"])
 
@@ -151,14 +151,16 @@ def _read_table(folder: Path, key: dict[str, Any], columns: list[str]) -> np.nda
 
 
 def check_key(folder: Path, key: dict[str, Any]) -> None:
-    """Refuse log-probabilities that depend on something else than the key says.
+    """Check that the stored log-probabilities match a key.
 
     Raises:
-        StaleReferenceError: the message names what differs.
+        StaleReferenceError: the message names the differences.
     """
-    found = read_json(folder / KEY)
+    stored_key = read_json(folder / KEY)
     differing = [
-        f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items() if found.get(name) != wanted
+        f"{name} was {stored_key.get(name)} and is {value}"
+        for name, value in key.items()
+        if stored_key.get(name) != value
     ]
     if differing:
         raise StaleReferenceError(
@@ -171,31 +173,31 @@ def check_key(folder: Path, key: dict[str, Any]) -> None:
 def certify_start(
     model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, world: World
 ) -> dict[str, float]:
-    """Prove, before the first step, that policy and reference are one: margin 0 and DPO's loss ln 2 on the first batch.
+    """Check before the first step that policy and reference are equal: margin 0 and DPO loss ln 2 on the first batch.
 
-    The losses without a reference have nothing to prove; their first values are written down all the same.
+    Losses without a reference cannot be checked; their first values are returned all the same.
 
     Raises:
-        NotTheReferenceError: they are not.
-        OwnCodeError: the loss is the user's own, and not finite.
+        NotTheReferenceError: they differ.
+        OwnCodeError: the loss is user code and not finite.
     """
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
-    expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
+    expected, tolerance = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):
             raise OwnCodeError(
                 f"{section.loss.use.place}: {section.loss_name} gives the loss {certificate['loss']} "
                 "for the first batch, where the policy still is the reference; it must be finite"
             )
-        expected = certificate["loss"]  # what it must be is not known
+        expected = certificate["loss"]  # its value at the start is unknown
     if expected is not None:
-        # What is added for the chosen answers alone is not part of the proof.
+        # The SFT term on chosen answers is not part of the check.
         loss = certificate["loss"] if not section.sft_weight else expected
-        if not (abs(certificate["margin"]) <= most and abs(loss - expected) <= most * max(1.0, expected)):
+        if not (abs(certificate["margin"]) <= tolerance and abs(loss - expected) <= tolerance * max(1.0, expected)):
             raise NotTheReferenceError(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
-                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run "
+                f"and {expected:.6f} (tolerance {tolerance}): the reference log-probabilities are of another model; run "
                 "again with `--force reference`"
             )
     return certificate
@@ -204,7 +206,7 @@ def certify_start(
 def certify_answers(
     model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, world: World
 ) -> dict[str, float]:
-    """As `certify_start`, of single answers: rewards and KL are zero on the first batch.
+    """Like `certify_start`, for single answers: rewards and KL are zero on the first batch.
 
     Raises:
         NotTheReferenceError: they are not.
@@ -213,18 +215,18 @@ def certify_answers(
     measured = measured_at_start(model, objective, section, world)
     rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
     certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
-    most = LARGEST_MARGIN[dtype]
-    if certificate["largest_reward"] > most or certificate["kl"] > most / section.beta:
+    tolerance = LARGEST_MARGIN[dtype]
+    if certificate["largest_reward"] > tolerance or certificate["kl"] > tolerance / section.beta:
         raise NotTheReferenceError(
             f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
-            f"{certificate['kl']:.6f}, not 0 (tolerance {most}): the reference log-probabilities are of another model; "
+            f"{certificate['kl']:.6f}, not 0 (tolerance {tolerance}): the reference log-probabilities are of another model; "
             "run again with `--force reference`"
         )
     return certificate
 
 
 def measured_at_start(model: nn.Module, objective: Objective, section: Dpo, world: World) -> dict[str, Any]:
-    """What an objective reports of the first batch, before any step."""
+    """Metrics of an objective on the first batch, before any step."""
     plan = plan_of(section, objective.sequence_length)
     batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)

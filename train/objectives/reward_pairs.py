@@ -1,4 +1,4 @@
-"""The objective of a reward model: of each pair the chosen answer must score higher."""
+"""Objective of a reward model: the chosen answer of each pair must score higher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_we
     Args:
         chosen, rejected: (n,) float32, scores.
         margin: in units of scores.
-        center_weight: of the term that keeps scores around zero.
+        center_weight: weight of the term that centers scores at zero.
 
     >>> f"{reward_loss(torch.tensor([0.0]), torch.tensor([0.0])).item():.4f}"  # ln 2
     '0.6931'
@@ -45,7 +45,7 @@ class PaddedAnswers:
 
     Attributes:
         ids: (2n, t), all chosen answers first.
-        real: whether it counts.
+        real: false for an empty micro-batch, whose rows are padding.
     """
 
     ids: Tensor
@@ -53,16 +53,16 @@ class PaddedAnswers:
 
 
 class RewardPairs:
-    """Scores of pairs (see objective.Objective).
+    """Loss on the scores of pairs (see objective.Objective).
 
     Args:
-        pairs: what to train on.
-        section: the loss's settings.
-        seed: of the order.
-        pad: the padding id.
-        length: the longest conversation.
-        flops_per_token: model arithmetic.
-        device: where the model computes.
+        pairs: of the training.
+        section: settings of the loss.
+        seed: of the row order.
+        pad: id of padding.
+        length: tokens of the longest conversation.
+        flops_per_token: model FLOPs.
+        device: of the model.
     """
 
     sums_length = 4
@@ -86,21 +86,21 @@ class RewardPairs:
         self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Pairs."""
+        """Number of pairs."""
         return float(len(rows))
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of both conversations but padding."""
+        """Number of tokens of both conversations, without padding."""
         return int(self._lengths[rows].sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
-        """Pad a micro-batch of pairs; for no rows any one, with no weight."""
-        # An empty micro-batch computes too: its passes are collective operations.
+        """Pad a micro-batch of pairs; an empty one holds a pair of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
         chosen = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
         return PaddedAnswers(pinned(answer_ids(chosen, self._pad, self.sequence_length)), bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are loss, ranked right, and both answers' scores."""
+        """See objective.Objective; the sums are loss, number ranked correctly, and both answers' scores."""
         real = float(batch.real)
         chosen, rejected = scores(model, batch.ids.to(self._device, non_blocking=True), self._pad).chunk(2)
         losses = reward_loss(chosen, rejected, self._margin, self._center_weight)
@@ -109,7 +109,7 @@ class RewardPairs:
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means over pairs; ties are not ranked right."""
+        """Means over pairs; ties count as ranked incorrectly."""
         loss, right, chosen, rejected = (value / weight for value in sums)
         return {
             "loss": loss,
@@ -120,11 +120,11 @@ class RewardPairs:
         }
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The ids of the pairs."""
+        """Ids of pairs."""
         return {"examples": [self._pairs[row].example["id"] for row in rows]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every pair with its loss."""
+        """Pairs with their losses."""
         return [
             {"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses), "tokens": int(self._lengths[row])}
             for row, losses in zip(rows.tolist(), row_losses, strict=True)
@@ -132,14 +132,14 @@ class RewardPairs:
 
 
 def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
-    """Ids of n pairs, (2n, t): all chosen answers, then all rejected ones."""
+    """Ids of n pairs, (2n, t): all chosen answers, then all rejected answers."""
     return padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)[0]
 
 
 def pair_scores(
     model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
 ) -> np.ndarray:
-    """Scores of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
+    """Scores of both answers of all pairs: (n, 2) float32, chosen first, equal on every rank."""
 
     def measure(numbers: np.ndarray) -> Tensor:
         ids = answer_ids([pairs[number] for number in numbers], pad, length).to(world.device)

@@ -1,12 +1,13 @@
 """Span corruption (Raffel et al. 2020, section 3.1.4), and the mixture of denoisers of UL2 (Tay et al. 2022).
 
-Spans of a row are hidden: in the place of each stands a sentinel, and what is predicted are the sentinels, each with
-what it hides, and an end of text. Which tokens are hidden is what T5's code draws (random_spans_noise_mask of its
-preprocessors, as transformers' run_t5_mlm_flax.py has it): so many of a row's tokens, cut into so many spans at random,
-and the rest likewise between them. A denoiser of UL2 is a density and a mean length of spans, drawn evenly for each
+Each hidden span of a row is replaced by a sentinel; the targets are the sentinels, each followed by its span, and an
+end of text. Hidden tokens are drawn as in T5's code (random_spans_noise_mask of its preprocessors, as in transformers'
+run_t5_mlm_flax.py): a fixed number of a row's tokens is cut into a fixed number of random spans, and the remaining
+tokens are cut likewise between them. A denoiser of UL2 is a density and a mean span length, drawn uniformly for each
 row, with a mode token in front; a single span at the end is prefix language modelling.
 
-An encoder-decoder encodes what is left and decodes what is hidden; a decoder reads the one as a prefix of the other.
+An encoder-decoder encodes the corrupted row and decodes the targets; a decoder reads the former as a prefix of the
+latter.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class NoSentinelsError(ValueError):
 
 
 class _Corrupted(NamedTuple):
-    """Rows of equally many tokens, (g, s) and (g, t) int64; `places`: those of the targets in their rows, or -1."""
+    """Corrupted rows of equal lengths, (g, s) and (g, t) int64; `places`: indices of the targets in their rows, or -1."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -49,16 +50,16 @@ class _Corrupted(NamedTuple):
 
 @dataclass(frozen=True)
 class Corruption:
-    """Which spans are hidden, and how rows are laid out then (see layout.Layout).
+    """Layout that hides spans behind sentinels (see layout.Layout).
 
     Attributes:
-        denoisers: of which one is drawn for each row.
-        modes: ids of their mode tokens; none if empty.
+        denoisers: one is drawn for each row.
+        modes: ids of their mode tokens; empty without modes.
         seed: of the draws.
-        sentinels: ids, the first one first.
-        eos: id that ends what is encoded, and what is predicted.
-        pad: id of padding, with which the decoder begins.
-        joined: whether a decoder reads both in one row; else an encoder-decoder has them apart.
+        sentinels: ids in order.
+        eos: id at the end of encoder inputs and of targets.
+        pad: id of padding, which also starts the decoder.
+        joined: true if a decoder reads inputs and targets in one row, false for an encoder-decoder.
     """
 
     denoisers: tuple[Denoiser, ...]
@@ -74,81 +75,81 @@ class Corruption:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see layout.Layout."""
         length = read.tokens.shape[1]
-        sizes, which = (read.positions >= 0).sum(axis=1), self._drawn(read, step)
+        sizes, denoiser_numbers = (read.positions >= 0).sum(axis=1), self._drawn(read, step)
         widths = [length, length] if self.joined else self._widths(length)
         inputs = np.full((len(sizes), widths[0]), self.pad)
         targets, places = (np.full((len(sizes), widths[1]), fill) for fill in (IGNORED, -1))
-        seen = np.zeros(len(sizes), dtype=np.int64)
-        for size, number in {*zip(sizes.tolist(), which.tolist(), strict=True)}:
-            rows = np.flatnonzero((sizes == size) & (which == number))
-            found = self._corrupted(read, rows, int(size), int(number), step)
-            s, t = found.inputs.shape[1], found.targets.shape[1]
-            seen[rows] = s
+        input_lengths = np.zeros(len(sizes), dtype=np.int64)
+        for size, number in {*zip(sizes.tolist(), denoiser_numbers.tolist(), strict=True)}:
+            rows = np.flatnonzero((sizes == size) & (denoiser_numbers == number))
+            corrupted = self._corrupted(read, rows, int(size), int(number), step)
+            s, t = corrupted.inputs.shape[1], corrupted.targets.shape[1]
+            input_lengths[rows] = s
             if not self.joined:
-                inputs[rows, :s], targets[rows, :t], places[rows, :t] = found
+                inputs[rows, :s], targets[rows, :t], places[rows, :t] = corrupted
                 continue
-            # The last token of what is left predicts the first one of what is hidden.
-            inputs[rows, :s], inputs[rows, s : s + t] = found.inputs, found.targets
+            # The last input token predicts the first target.
+            inputs[rows, :s], inputs[rows, s : s + t] = corrupted.inputs, corrupted.targets
             at = slice(s - 1, s - 1 + t)
-            targets[rows, at], places[rows, at] = found.targets, found.places
-        is_seen = np.arange(widths[0]) < seen[:, None]
+            targets[rows, at], places[rows, at] = corrupted.targets, corrupted.places
+        is_seen = np.arange(widths[0]) < input_lengths[:, None]
         if self.joined:
             return Laid(inputs, targets, prefix=is_seen, places=places)
-        begun = np.concatenate((np.full((len(sizes), 1), self.pad), targets[:, :-1]), axis=1)
-        decoder_ids = np.where(begun == IGNORED, self.pad, begun)
+        shifted_targets = np.concatenate((np.full((len(sizes), 1), self.pad), targets[:, :-1]), axis=1)
+        decoder_ids = np.where(shifted_targets == IGNORED, self.pad, shifted_targets)
         positions = None if is_seen.all() else np.where(is_seen, np.arange(widths[0]), -1).astype(np.int32)
         return Laid(inputs, targets, decoder_ids=decoder_ids, places=places, positions=positions)
 
     def key(self, name: str, step: int) -> int:
-        """64 bits for the draws of a name in a step."""
+        """64-bit key of the named draws in a step."""
         return order_key(self.seed, "spans", name, step)
 
     def _drawn(self, read: Read, step: int) -> np.ndarray:
-        """The number of each row's denoiser."""
+        """Denoiser number of each row."""
         drawn = draws(self.key("denoiser", step), read.rows, read.first)
         numbers: np.ndarray = (drawn * len(self.denoisers)).astype(np.int64)
         return numbers
 
     def _widths(self, length: int) -> list[int]:
-        """Most tokens that are encoded, and decoded, of rows of so many."""
-        found = [
+        """Maximum lengths of encoder inputs and targets for rows of a length."""
+        lengths = [
             (length - hidden + spans, hidden + spans)
-            for hidden, spans in (spans_of(length, one) for one in self.denoisers)
+            for hidden, spans in (spans_of(length, denoiser) for denoiser in self.denoisers)
         ]
-        return [max(one[0] for one in found) + 1 + bool(self.modes), max(one[1] for one in found) + 1]
+        return [max(sizes[0] for sizes in lengths) + 1 + bool(self.modes), max(sizes[1] for sizes in lengths) + 1]
 
     def _corrupted(self, read: Read, rows: np.ndarray, size: int, number: int, step: int) -> _Corrupted:
-        """Rows of `size` tokens, corrupted by a denoiser; of a row that is read by a decoder as many as fit in."""
-        one = self.denoisers[number]
+        """Rows of `size` tokens corrupted by a denoiser; for a decoder they are truncated to fit."""
+        denoiser = self.denoisers[number]
         if self.joined:
-            size = tokens_that_fit(read.tokens.shape[1], size, one)
+            size = tokens_that_fit(read.tokens.shape[1], size, denoiser)
         tokens, group = read.tokens[rows, :size].astype(np.int64), len(rows)
         front = np.tile(np.array(self.modes[number : number + 1], dtype=np.int64), (group, 1))
         end = np.full((group, 1), self.eos)
-        if size < 2:  # nothing can be hidden
+        if size < 2:  # too short to hide a span
             nothing = np.zeros((group, 0), dtype=np.int64)
             return _Corrupted(np.concatenate((front, tokens, end), axis=1), nothing, nothing)
-        hidden = self._mask(read, rows, size, one, step)
+        hidden = self._mask(read, rows, size, denoiser, step)
         starts = hidden.copy()
         starts[:, 1:] &= ~hidden[:, :-1]
         sentinels = self.sentinels[starts.cumsum(axis=1) - 1]
-        # A span's sentinel stands where the span begins: in place of it in what is left, before it in what is hidden.
-        left = np.where(hidden, sentinels, tokens)[~hidden | starts].reshape(group, -1)
-        twice = np.stack((starts, hidden), axis=2).reshape(group, -1)
-        told = np.stack((sentinels, tokens), axis=2).reshape(group, -1)[twice].reshape(group, -1)
+        # A sentinel replaces its span in the inputs, and precedes it in the targets.
+        inputs = np.where(hidden, sentinels, tokens)[~hidden | starts].reshape(group, -1)
+        is_target = np.stack((starts, hidden), axis=2).reshape(group, -1)
+        targets = np.stack((sentinels, tokens), axis=2).reshape(group, -1)[is_target].reshape(group, -1)
         numbers = np.broadcast_to(np.arange(size), tokens.shape)
-        places = np.stack((np.full_like(tokens, -1), numbers), axis=2).reshape(group, -1)[twice].reshape(group, -1)
-        parts = (front, left) if self.joined else (front, left, end)
+        places = np.stack((np.full_like(tokens, -1), numbers), axis=2).reshape(group, -1)[is_target].reshape(group, -1)
+        parts = (front, inputs) if self.joined else (front, inputs, end)
         return _Corrupted(
             np.concatenate(parts, axis=1),
-            np.concatenate((told, end), axis=1),
+            np.concatenate((targets, end), axis=1),
             np.concatenate((places, np.full((group, 1), -1)), axis=1),
         )
 
-    def _mask(self, read: Read, rows: np.ndarray, size: int, one: Denoiser, step: int) -> np.ndarray:
-        """Which tokens (g, size) are hidden (random_spans_noise_mask)."""
-        hidden, spans = spans_of(size, one)
-        if one.mean_length is None:
+    def _mask(self, read: Read, rows: np.ndarray, size: int, denoiser: Denoiser, step: int) -> np.ndarray:
+        """Mask of the hidden tokens (g, size) (random_spans_noise_mask)."""
+        hidden, spans = spans_of(size, denoiser)
+        if denoiser.mean_length is None:
             return np.broadcast_to(np.arange(size) >= size - hidden, (len(rows), size)).copy()
         lengths = [
             _segments(
@@ -170,7 +171,9 @@ class Corruption:
 
 
 def _segments(items: int, segments: int, drawn: np.ndarray) -> np.ndarray:
-    """Lengths (g, segments) of so many items cut at random: before those whose numbers (g, items - 1) are least."""
+    """Random segment lengths (g, segments) of `items`: segments start at the items with the least numbers (g, items -
+    1).
+    """
     begins = np.zeros((len(drawn), items), dtype=bool)
     begins[:, 0] = True
     np.put_along_axis(begins, 1 + np.argsort(drawn, axis=1, kind="stable")[:, : segments - 1], True, axis=1)
@@ -179,16 +182,16 @@ def _segments(items: int, segments: int, drawn: np.ndarray) -> np.ndarray:
 
 
 def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed: int, length: int) -> Corruption:
-    """What a manifest asks for.
+    """Layout of a manifest's section.
 
     Args:
-        section: what is hidden.
+        section: density and lengths of spans.
         tokenizer: has sentinels, and for UL2 mode tokens.
         seed: of the draws.
         length: tokens of the longest row.
 
     Raises:
-        NoSentinelsError: it has too few of them.
+        NoSentinelsError: the tokenizer has too few of them.
     """
     ids = tokenizer.special_ids
     problem = lacking(section, length, ids.__contains__)
@@ -198,7 +201,7 @@ def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed:
         [ids[SENTINEL.format(number)] for number in range(most_spans(section, length))], dtype=np.int64
     )
     names = mode_names(ids.__contains__) if isinstance(section, Ul2) else None
-    modes = () if names is None else tuple(ids[names[one.mode]] for one in section.denoisers)
+    modes = () if names is None else tuple(ids[names[denoiser.mode]] for denoiser in section.denoisers)
     return Corruption(
         section.denoisers,
         modes,
@@ -211,5 +214,5 @@ def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed:
 
 
 def read_corruption(section: SpanCorruption | Ul2, folder: Path, seed: int, length: int) -> Corruption:
-    """`corruption_of` the tokenizer of a folder."""
+    """`corruption_of` with the tokenizer of a folder."""
     return corruption_of(section, load_tokenizer(folder), seed, length)

@@ -1,4 +1,4 @@
-"""What `engine.compute.compile: auto` means for a training."""
+"""Resolution of `engine.compute.compile: auto`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from gristmill.mixtures.engine import Compute, Parallel
 from gristmill.mixtures.training import Pretrain
 
 COMPILERS = ("cc", "gcc", "clang")
-"""Triton compiles its launchers with the first of these, or with what CC names."""
+"""C compilers that Triton tries for its launchers, unless CC is set."""
 
 
 def resolve_compile(compute: Compute, parallel: Parallel, stage: str, config: Mapping[str, Any]) -> Compute:
-    """The section with `off`, `block` or `model` in place of `auto`.
+    """Replace `auto` in the section by `off`, `block` or `model`.
 
-    Layers are compiled on NVIDIA GPUs, and of trainings whose every step has rows of one shape: others would compile
-    for each shape.
+    Layers are compiled on NVIDIA GPUs, and only for trainings with rows of one shape: otherwise each shape would be
+    compiled.
 
     Args:
         compute, parallel: of `engine`.
-        stage: its name.
-        config: its settings.
+        stage: name of the stage.
+        config: settings of the stage.
     """
     if compute.compile != "auto":
         return compute
-    plain = stage == "pretrain" and parallel.tensor == parallel.pipeline == parallel.context == 1
-    chosen = "block" if plain and _has_one_shape(config) and _can_compile() else "off"
-    return compute.model_copy(update={"compile": chosen})
+    is_plain = stage == "pretrain" and parallel.tensor == parallel.pipeline == parallel.context == 1
+    compile_mode = "block" if is_plain and _has_one_shape(config) and _can_compile() else "off"
+    return compute.model_copy(update={"compile": compile_mode})
 
 
 def _has_one_shape(config: Mapping[str, Any]) -> bool:
-    """Whether a pre-training is of a dense decoder that predicts the next token of rows of one length."""
+    """Return True for next-token pre-training of a dense decoder on rows of one length."""
     section = Pretrain.model_validate({key: value for key, value in config.items() if key in Pretrain.model_fields})
     model = section.model
     several_lengths = bool(section.length_ramp) or any(phase.sequence_length for phase in section.phases)

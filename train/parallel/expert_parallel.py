@@ -1,8 +1,8 @@
-"""Expert parallelism: the experts of each layer lie with several processes, and tokens are sent to them.
+"""Expert parallelism: the experts of each layer are distributed over processes, and tokens are sent to them.
 
-FSDP would split the same weights by expert too, but gather all of a layer's wherever it computes. Here each process
-keeps its own as master weights, split as FSDP would have split them: so that checkpoints, optimizers and exports see
-no difference.
+FSDP would shard the same weights by expert, but gather all experts of a layer for its computation. Here each process
+keeps its experts as master weights, sharded like FSDP shards them, so checkpoints, optimizers and exports do not
+differ.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from gristmill.train.parallel.world import World
 
 
 class ExpertsError(ValueError):
-    """Experts cannot be dealt to so many processes."""
+    """Experts cannot be distributed over this number of processes."""
 
 
 def deal_experts(model: nn.Module, world: World, compute: Compute) -> set[nn.Parameter]:
-    """Deal a model's experts to the processes that share its weights, before it is sharded.
+    """Distribute a model's experts over the processes that share its weights, before it is sharded.
 
     Returns:
-        their weights, which FSDP is to leave alone; none of a model without experts.
+        their weights, which FSDP must ignore; an empty set for a model without experts.
 
     Raises:
-        ExpertsError: they do not divide among the processes, or the model is compiled.
+        ExpertsError: the number of experts is not a multiple of the number of processes, or the model is compiled.
     """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = world.data_mesh
     size, group = mesh.size(mesh.ndim - 1), mesh.get_group("shard")
     dealt = Dealt(group, size, world.averaged_over, mesh.get_group("replicate") if mesh.ndim > 1 else None)
-    found: set[nn.Parameter] = set()
+    expert_weights: set[nn.Parameter] = set()
     for module in model.modules():
         if not isinstance(module, Experts):
             continue
@@ -56,5 +56,5 @@ def deal_experts(model: nn.Module, world: World, compute: Compute) -> set[nn.Par
                 requires_grad=weight.requires_grad,
             )
             setattr(module, name, split)
-            found.add(split)
-    return found
+            expert_weights.add(split)
+    return expert_weights

@@ -1,7 +1,7 @@
-"""A training on several hosts: at which address they find the one that leads, and what is said where one is gone.
+"""Rendezvous of a training on several hosts, and messages about lost hosts.
 
-The host that leads writes WORK/rendezvous.json; the others read it there. What each of them runs is torchrun with these
-options, which `torchrun.py` completes by the host's own address. Which hosts came is noted in WORK/hosts/ID/.
+The leading host writes WORK/rendezvous.json and the others read it. Each of them runs torchrun with these options, to
+which `torchrun.py` adds the host's own address. Hosts that joined are recorded in WORK/hosts/ID/.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.engine import Network
 
 SIOCGIFADDR = 0x8915
-"""Linux: the IPv4 address of a network interface; see netdevice(7)."""
+"""Linux ioctl for the IPv4 address of a network interface; see netdevice(7)."""
 LOOPBACK = "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables by which gloo and NCCL are told which network to use."""
+"""Environment variables that select the network interface of gloo and NCCL."""
 TIMEOUT = "GRISTMILL_NETWORK_TIMEOUT"
-"""Holds, for the ranks of a training on several hosts, after how many seconds an exchange has failed."""
+"""Environment variable of the ranks of a training on several hosts: timeout of collectives in seconds."""
 ELSEWHERE = ("192.0.2.1", 9)
-"""An address of no host (RFC 5737), which the default route leads to; nothing is sent there."""
+"""Reserved address (RFC 5737) behind the default route; no packet is sent."""
 
 
 class HostsError(ValueError):
-    """A training cannot be begun on several hosts; the message says why."""
+    """A training cannot start on several hosts; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the hosts of one attempt find each other.
+    """Rendezvous of the hosts of one attempt.
 
     Attributes:
-        name: of this attempt; torchrun's run id.
-        endpoint: HOST:PORT where the host that leads listens.
-        nodes: how many hosts.
-        processes: of each.
-        join_seconds: so long they wait for each other.
-        timeout_seconds: an exchange that takes longer has failed.
-        host: the name of the one that leads.
+        name: of the attempt; torchrun's run id.
+        endpoint: HOST:PORT on which the leading host listens.
+        nodes: number of hosts.
+        processes: number of processes per host.
+        join_seconds: time limit for the hosts to join.
+        timeout_seconds: timeout of collectives.
+        host: name of the leading host.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Rendezvous:
     host: str
 
     def options(self, leads: bool) -> list[str]:
-        """Torchrun's options for one of the hosts."""
+        """Options of torchrun on a host."""
         read_seconds = max(1, round(self.timeout_seconds))
         return [
             f"--nnodes={self.nodes}",
@@ -72,7 +72,7 @@ class Rendezvous:
         ]
 
     def command(self, folder: Path, leads: bool) -> list[str]:
-        """What one of the hosts runs for a training that a folder describes."""
+        """Command that a host runs for the training of a stage folder."""
         return [
             sys.executable,
             "-m",
@@ -85,24 +85,24 @@ class Rendezvous:
 
 
 def hosts_of(engine: Mapping[str, Any]) -> int:
-    """On how many hosts a training runs: one of a single process on one of them."""
+    """Number of hosts of a training; 1 for a single process."""
     return int(engine.get("nodes", 1)) if engine.get("ranks", 1) > 1 else 1
 
 
 def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
-    """Write down for the others how to find this host, and what to run there.
+    """Write the rendezvous, with the command of the other hosts, for a training that this host leads.
 
     Args:
         folder: of the training's stage.
         engine: the section `engine`, as JSON.
 
     Raises:
-        HostsError: they could not find it.
+        HostsError: the other hosts cannot reach this one.
     """
     nodes, ranks = hosts_of(engine), engine["ranks"]
     network = Network.model_validate(engine.get("network", {}))
     address = address_of(network.interface) if network.interface else default_address()
-    found = Rendezvous(
+    rendezvous = Rendezvous(
         uuid.uuid4().hex[:12],
         f"{address}:{network.port}",
         nodes,
@@ -112,50 +112,51 @@ def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
         socket.gethostname(),
     )
     write_json(
-        folder / "work" / "rendezvous.json", {**vars(found), "command": shlex.join(found.command(folder, leads=False))}
+        folder / "work" / "rendezvous.json",
+        {**vars(rendezvous), "command": shlex.join(rendezvous.command(folder, leads=False))},
     )
-    return found
+    return rendezvous
 
 
 def read_rendezvous(folder: Path) -> Rendezvous | None:
-    """How to find the host that leads a training, once one does; the last one that did."""
+    """Latest rendezvous of a training, or None if no host leads it yet."""
     try:
-        said = read_json(folder / "work" / "rendezvous.json")
+        content = read_json(folder / "work" / "rendezvous.json")
     except FileNotFoundError:
         return None
-    return Rendezvous(**{name: value for name, value in said.items() if name != "command"})
+    return Rendezvous(**{name: value for name, value in content.items() if name != "command"})
 
 
 def use_network(endpoint: str) -> str:
-    """Tell gloo and NCCL which interface reaches the host that leads, unless somebody has; returns our address there.
+    """Select the interface of gloo and NCCL that reaches the leading host, unless set; returns its local address.
 
     Args:
         endpoint: HOST:PORT.
 
     Raises:
-        HostsError: no interface does.
+        HostsError: no interface reaches it.
     """
     host, _, port = endpoint.rpartition(":")
-    named = os.environ.get(INTERFACES[0])
-    if named is None or named == LOOPBACK:
+    interface = os.environ.get(INTERFACES[0])
+    if interface is None or interface == LOOPBACK:
         address = address_towards(host.strip("[]"), int(port))
-        named = interface_of(address)
-        os.environ[INTERFACES[0]] = named
+        interface = interface_of(address)
+        os.environ[INTERFACES[0]] = interface
     else:
-        address = address_of(named)
-    os.environ.setdefault(INTERFACES[1], named)
+        address = address_of(interface)
+    os.environ.setdefault(INTERFACES[1], interface)
     return address
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface of this host.
+    """IPv4 address of a network interface of this host.
 
     Raises:
-        HostsError: there is no such interface, or it has none.
+        HostsError: the interface does not exist, or has no IPv4 address.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         try:
-            answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+            answer = fcntl.ioctl(connection, SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
         except OSError as error:
             raise HostsError(
                 f"engine.network.interface: {socket.gethostname()} has no interface {interface} with an "
@@ -165,26 +166,26 @@ def address_of(interface: str) -> str:
 
 
 def addresses() -> dict[str, str]:
-    """Interface -> IPv4 address of this host, of those that have one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    """Interface -> IPv4 address of this host's interfaces that have one."""
+    by_interface = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asking, SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
+                answer = fcntl.ioctl(connection, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # no IPv4 address
                 continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            by_interface[name] = socket.inet_ntoa(answer[20:24])
+    return by_interface
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address.
+    """Network interface with an address.
 
     Raises:
-        HostsError: none has it.
+        HostsError: no interface has it.
     """
-    for name, one in addresses().items():
-        if one == address or (address.startswith("127.") and one.startswith("127.")):
+    for name, interface_address in addresses().items():
+        if interface_address == address or (address.startswith("127.") and interface_address.startswith("127.")):
             return name
     raise HostsError(
         f"{socket.gethostname()} has no interface with the address {address}; name the one that reaches "
@@ -193,45 +194,45 @@ def interface_of(address: str) -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address by which this host reaches another one; nothing is sent.
+    """Local address from which this host reaches another host; no packet is sent.
 
     Raises:
-        HostsError: there is no way there.
+        HostsError: there is no route to the host.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         try:
-            asking.connect((host, port))
+            connection.connect((host, port))
         except OSError as error:
             raise HostsError(
                 f"{socket.gethostname()} has no way to {host}, which leads ({error.strerror or error}); "
                 "name the interface that reaches it: engine.network.interface"
             ) from error
-        return str(asking.getsockname()[0])
+        return str(connection.getsockname()[0])
 
 
 def default_address() -> str:
-    """The address that others most likely reach this host by.
+    """Address by which other hosts most likely reach this host.
 
     Raises:
-        HostsError: it has none, or several, and no default route.
+        HostsError: there is no default route, and not exactly one address.
     """
     try:
         return address_towards(*ELSEWHERE)
     except HostsError:
-        found = {name: one for name, one in addresses().items() if not one.startswith("127.")}
-    if len(found) != 1:
+        candidates = {name: address for name, address in addresses().items() if not address.startswith("127.")}
+    if len(candidates) != 1:
         raise HostsError(
             f"by which address other hosts reach {socket.gethostname()} is not known: it has no default "
-            f"route, and {', '.join(found) or 'no interface but the loopback one'}; name one: "
+            f"route, and {', '.join(candidates) or 'no interface but the loopback one'}; name one: "
             "engine.network.interface"
         )
-    return next(iter(found.values()))
+    return next(iter(candidates.values()))
 
 
 def note_arrival(work: Path) -> None:
-    """Write down that this host takes part in an attempt, so that the others can name it; by its first rank."""
+    """Record that this host joined an attempt, so that other hosts can name it; only its first rank does."""
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and os.environ["LOCAL_RANK"] == "0":
-        ranks = [int(os.environ["RANK"]) + place for place in range(int(os.environ["LOCAL_WORLD_SIZE"]))]
+        ranks = [int(os.environ["RANK"]) + local_rank for local_rank in range(int(os.environ["LOCAL_WORLD_SIZE"]))]
         write_json(
             work / "hosts" / os.environ["TORCHELASTIC_RUN_ID"] / f"{os.environ['GROUP_RANK']}.json",
             {"host": socket.gethostname(), "ranks": ranks},
@@ -239,29 +240,29 @@ def note_arrival(work: Path) -> None:
 
 
 def why_lost(work: Path, said: str) -> str:
-    """What is said on a host whose ranks have lost those of others.
+    """Message on a host that lost the ranks of other hosts.
 
     Args:
-        work: of the training's folder.
-        said: by gloo or NCCL.
+        work: working folder of the training.
+        said: error of gloo or NCCL.
     """
-    here, own = socket.gethostname(), os.environ.get("GROUP_RANK")
+    here, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
     try:
-        noted = sorted((work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json"))
-        others = [_name(read_json(path)) for path in noted if path.stem != own]
-    except OSError:  # the network to the store is gone too
-        others = []
+        host_files = sorted((work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json"))
+        lost_hosts = [_name(read_json(path)) for path in host_files if path.stem != own_rank]
+    except OSError:  # the store is unreachable too
+        lost_hosts = []
     seconds = float(os.environ.get(TIMEOUT, "0"))
     late = "timed out" in said.lower() or "timeout" in said.lower()
-    what = f"did not answer for {seconds:g} s (engine.network.timeout_seconds)" if late else "closed the connection"
+    failure = f"did not answer for {seconds:g} s (engine.network.timeout_seconds)" if late else "closed the connection"
     return (
-        f"{' and '.join(others) or 'another host'} {what}, as seen from {here}: that host or the network to it is "
+        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from {here}: that host or the network to it is "
         "gone. The training resumes from its last checkpoint: run it on all hosts again, or on those that are left "
         "with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
     )
 
 
-def _name(noted: Mapping[str, Any]) -> str:
-    ranks: Sequence[int] = noted["ranks"]
-    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"{noted['host']} ({which})"
+def _name(host: Mapping[str, Any]) -> str:
+    ranks: Sequence[int] = host["ranks"]
+    ranks_text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"{host['host']} ({ranks_text})"

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: every process holds some layers, and micro-batches pass through under 1F1B.
+"""Pipeline parallelism: each process holds some layers, and micro-batches follow the 1F1B schedule.
 
 The schedule is torch.distributed.pipelining's (Narayanan et al. 2019). All processes of a pipeline read the same
-micro-batches, so that only hidden states travel. An objective calls its model in the middle of `loss`: every stage asks
-it once what it would call the model with, and the last stage continues it with the hidden states that arrived.
-Parameters keep the names that they have in the whole model, so that checkpoints are those of any other form.
+micro-batches, so only hidden states are exchanged. An objective calls its model within `loss`: every stage first runs
+it to capture the model's arguments, and the last stage runs it again with the hidden states that it received.
+Parameters keep their names in the whole model, so checkpoints do not depend on the parallelism.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class PipelineError(ValueError):
-    """A model or a training cannot be pipelined."""
+    """A model or a training does not support pipelining."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What an objective calls its model with, for one micro-batch.
+    """Arguments of an objective's call of its model, for one micro-batch.
 
     Attributes:
         part: the micro-batch.
-        ids, positions: (n, t), see Llama.forward; the number of rows is the same for all micro-batches of a step.
-        rows: how many of them are the micro-batch's own; the others fill it up.
+        ids, positions: (n, t), see Llama.forward; n is equal for all micro-batches of a step.
+        rows: number of rows of the micro-batch; further rows are padding.
     """
 
     part: Any
@@ -46,9 +46,9 @@ class Call:
 
 
 class PipelineStage(Llama):
-    """Some layers of a model; the first stage has the embedding too, the last one the norm and the output matrix.
+    """Some layers of a model; the first stage also has the embedding, the last one the norm and the output matrix.
 
-    Called like the whole model it computes without gradients, all stages together, and all of them get the result.
+    Without gradients it is called like the whole model, by all stages together, and all of them get the result.
 
     Args:
         shape: of the whole model.
@@ -56,10 +56,10 @@ class PipelineStage(Llama):
         group: the processes of the pipeline, one per stage.
         dtype: of hidden states.
         device: where this process computes.
-        shards_weights: whether several processes share the weights of this stage.
+        shards_weights: true if several processes share the weights of this stage.
 
     Raises:
-        PipelineError: there are fewer layers than stages, or the first and the last stage would share weights.
+        PipelineError: there are fewer layers than stages, the embeddings are tied, or the model has experts.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class PipelineStage(Llama):
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage embeds."""
+        """True if this stage has the embedding."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage predicts."""
+        """True if this stage has the output matrix."""
         return self.index == self.count - 1
 
     def forward(
@@ -117,7 +117,7 @@ class PipelineStage(Llama):
         trained: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Any:
-        """In a schedule: this stage's part of a micro-batch; else see the class, and Llama.forward."""
+        """Run this stage on a micro-batch within a schedule; otherwise see the class, and Llama.forward."""
         if prefix is not None:
             raise PipelineError("a prefix that is read in both directions is not pipelined; use shard")
         if self._queue:
@@ -129,13 +129,14 @@ class PipelineStage(Llama):
     def accumulate(
         self, objective: Objective, parts: Sequence[Any], scale: float | Tensor, draw: int | None
     ) -> list[Measured]:
-        """Gradients of all micro-batches of a step; on the last stage what was measured of each, else nothing.
+        """Accumulate the gradients of all micro-batches of a step; returns their metrics on the last stage, else an
+        empty list.
 
-        Args: see loop.gradients.accumulate_gradients and Objective.loss.
+        Args: see loop.step.accumulate_gradients and Objective.loss.
         """
         parts = list(parts)
         nothing = np.empty(0, dtype=np.int64)
-        while len(parts) < self.count:  # 1F1B wants one micro-batch per stage at the least
+        while len(parts) < self.count:  # 1F1B needs at least one micro-batch per stage
             parts.append(objective.prepare(nothing, getattr(parts[0], "cuts", 1)))
         calls = _of_equal_size([_ask(objective, part, scale, draw) for part in parts])
         self._queue, self._measured, self._asked = deque(calls), [], (objective, scale, draw)
@@ -160,7 +161,7 @@ class PipelineStage(Llama):
         return loss
 
     def _layers(self, x: Tensor | None, ids: Tensor, positions: Tensor | None) -> Tensor:
-        """This stage's layers, of hidden states that came from the stage before, or of ids."""
+        """Run the layers of this stage on hidden states of the previous stage, or on ids."""
         ids, rotary, visible = self.laid_out(ids, None, positions)
         hidden: Tensor = self.model(ids if x is None else x, rotary, visible, None, None)
         return hidden
@@ -180,20 +181,20 @@ class PipelineStage(Llama):
         return _moved(result[0], self.device)
 
     def _hidden_states(self, rows: int, length: int, device: torch.device | None = None) -> Tensor:
-        """What travels between stages for so many ids: of a process that shares them with others, its share."""
-        shares = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
+        """Buffer for hidden states between stages; of a process that shares their tokens or channels, its shard."""
+        shards = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
             1 if self.row_split is None else self.row_split.size
         )
         return torch.empty(
             rows,
-            padded_length(length, self.length_multiple()) // shares,
+            padded_length(length, self.length_multiple()) // shards,
             self.shape.width,
             dtype=self.dtype,
             device=device or self.device,
         )
 
     def _schedule(self, number: int, rows: int, length: int) -> Any:
-        """1F1B for so many micro-batches of one size, made once."""
+        """1F1B schedule of a number of micro-batches of one size, cached."""
         from torch.distributed.pipelining import Schedule1F1B
 
         key = (number, rows, length)
@@ -209,15 +210,15 @@ class PipelineStage(Llama):
                 input_args=ids if self.is_first else hidden,
                 output_args=torch.empty((), device=meta, requires_grad=True) if self.is_last else hidden,
             )
-            # The last stage's output is the loss already, divided by what the whole batch weighs.
+            # The last stage outputs the loss, already divided by the weight of the whole batch.
             self._schedules[key] = Schedule1F1B(stage, number, loss_fn=lambda loss, target: loss, scale_grads=False)
         return self._schedules[key]
 
     def _scheduled_stage(self, *arguments: Any, **settings: Any) -> Any:
-        """This stage as the schedule calls it.
+        """Stage of the torch schedule.
 
-        Of a module that it knows as FSDP's, torch's stage reduces gradients, and drops gathered weights, after the last
-        micro-batch alone. Ranks that share weights do both after each one, so they show it a plain module.
+        For an FSDP module, torch's stage reduces gradients and frees gathered weights only after the last micro-batch.
+        Ranks that share weights do both after each micro-batch, so the schedule gets a plain wrapper.
         """
         from torch.distributed.pipelining import PipelineStage
 
@@ -235,7 +236,7 @@ class PipelineStage(Llama):
 
 
 class _Plain(nn.Module):
-    """A module that calls another one."""
+    """Wrapper that hides a module's class."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -246,7 +247,7 @@ class _Plain(nn.Module):
 
 
 class _AskedError(Exception):
-    """Carries what an objective called its model with."""
+    """Carrier of the arguments of a model call."""
 
     def __init__(self, ids: Tensor, positions: Tensor | None) -> None:
         super().__init__()
@@ -254,14 +255,14 @@ class _AskedError(Exception):
 
 
 class _Asking(nn.Module):
-    """In place of a model: does not answer, but says what it was asked."""
+    """Stand-in for a model that captures its arguments."""
 
     def forward(self, ids: Tensor, head: Head, positions: Tensor | None = None, trained: Tensor | None = None) -> Any:
         raise _AskedError(ids, positions)
 
 
 class _Answering(nn.Module):
-    """In place of a model: has the hidden states already."""
+    """Stand-in for a model with precomputed hidden states."""
 
     def __init__(self, stage: PipelineStage, hidden: Tensor, matrix: Tensor) -> None:
         super().__init__()
@@ -280,22 +281,22 @@ def _ask(objective: Objective, part: Any, scale: float | Tensor, draw: int | Non
 
 
 def _of_equal_size(calls: Sequence[Call]) -> list[Call]:
-    """Micro-batches filled up to as many rows as the largest has, by its last row; what comes of them is cut off."""
-    most = max(call.rows for call in calls)
-    filled = []
+    """Pad micro-batches to the number of rows of the largest by repeating the last row; results of padding are cut off."""
+    row_count = max(call.rows for call in calls)
+    padded = []
     for call in calls:
-        chosen = torch.arange(most, device=call.ids.device).clamp(max=call.rows - 1)
-        positions = None if call.positions is None else call.positions[chosen]
-        filled.append(Call(call.part, call.ids[chosen], positions, call.rows))
-    return filled
+        row_indices = torch.arange(row_count, device=call.ids.device).clamp(max=call.rows - 1)
+        positions = None if call.positions is None else call.positions[row_indices]
+        padded.append(Call(call.part, call.ids[row_indices], positions, call.rows))
+    return padded
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else tuple(_moved(one, device) for one in value)
+    return value.to(device) if isinstance(value, Tensor) else tuple(_moved(element, device) for element in value)
 
 
 def over_stages(model: nn.Module, value: Tensor) -> Tensor:
-    """The sum over all stages of what is a sum over one stage's parameters; the value itself without a pipeline."""
+    """Sum over all stages of a sum over one stage's parameters; the value itself without a pipeline."""
     if isinstance(model, PipelineStage):
         value = value.clone()
         dist.all_reduce(value, group=model.group)
@@ -303,17 +304,17 @@ def over_stages(model: nn.Module, value: Tensor) -> Tensor:
 
 
 def is_beside_first(model: nn.Module) -> bool:
-    """Whether this process is the first one, or holds a stage of the same pipeline."""
+    """Return True on the first process and on the stages of its pipeline."""
     return 0 in (dist.get_process_group_ranks(model.group) if isinstance(model, PipelineStage) else [dist.get_rank()])
 
 
 def of_all_stages(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors (on the CPU) of all stages of the first process's pipeline, on that process; nothing on the others.
+    """Tensors (on the CPU) of all stages of the first process's pipeline, on that process; empty on the others.
 
-    Every process for which `is_beside_first` holds calls this together.
+    All processes for which `is_beside_first` is true must call it.
     """
     if not isinstance(model, PipelineStage):
         return tensors
-    found: list[Any] | None = [None] * model.count if dist.get_rank() == 0 else None
-    dist.gather_object(tensors, found, dst=0, group=model.group)
-    return {name: tensor for stage in found or () for name, tensor in stage.items()}
+    stages: list[Any] | None = [None] * model.count if dist.get_rank() == 0 else None
+    dist.gather_object(tensors, stages, dst=0, group=model.group)
+    return {name: tensor for stage in stages or () for name, tensor in stage.items()}

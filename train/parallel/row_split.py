@@ -1,10 +1,10 @@
-"""Context parallelism: every process computes its share of each row's tokens (Grattafiori et al. 2024, section 3.3.2).
+"""Context parallelism: every process computes a share of each row's tokens (Grattafiori et al. 2024, section 3.3.2).
 
-A row of t tokens is cut into two chunks per process, of which process r takes the r-th from the front and the r-th from
-the back: under a causal mask all have equally much to do. Between tokens only attention exchanges anything: keys and
-values of all tokens are gathered in every layer, and queries stay where they are, so that any mask can be had. (Ring
-attention, which `torch.distributed.tensor.experimental.context_parallel` has, passes keys and values around under a
-causal mask of the whole row alone, and only by kernels of GPUs.)
+A row of t tokens is cut into two chunks per process; process r gets the r-th chunk from the front and the r-th from the
+back, which balances the work under a causal mask. Only attention exchanges data between tokens: keys and values of all
+tokens are gathered in every layer while queries stay local, so any mask works. (Ring attention, as in
+`torch.distributed.tensor.experimental.context_parallel`, supports only a causal mask over the whole row, and only GPU
+kernels.)
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from gristmill.train.objectives.losses import IGNORED
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By the names that torch 2.13 has for them, or those that it warns of and torch 2.11 has alone."""
+"""Names of torch 2.13, with those of torch 2.11 (deprecated in 2.13) as a fallback."""
 
 
 class RowSplitError(ValueError):
-    """A model, or what is asked of it, cannot be computed with rows that lie with several processes."""
+    """A model or operation does not support rows that are split over processes."""
 
 
 @dataclass(frozen=True)
 class TokenHead:
-    """A head (see llama.Head) that makes of each token's hidden state, and of what is known of the token, its own.
+    """Head (see llama.Head) that computes values per token from its hidden state and further inputs per token.
 
     Attributes:
         function: (hidden (n, t, d), output matrix, ...) -> tensors (n, t) without gradients, and sums over tokens.
-        of_tokens: what it takes besides by name, (n, t) each; `targets` are IGNORED for tokens that do not count.
+        of_tokens: its further inputs by name, (n, t) each; `targets` are IGNORED for tokens that do not count.
     """
 
     function: Callable[..., Any]
     of_tokens: Mapping[str, Tensor]
 
     def __call__(self, hidden: Tensor, matrix: Tensor | None) -> Any:
-        """What it makes of all tokens."""
+        """Apply the head to all tokens."""
         return self.function(hidden, matrix, **self.of_tokens)
 
 
 @dataclass(frozen=True)
 class RowSplit:
-    """The processes that compute the same rows, each a share of their tokens.
+    """Processes that compute the same rows, each a share of their tokens.
 
     Attributes:
         group: the processes.
-        rank, size: which of them this one is.
+        rank, size: rank of this process in the group, and size of the group.
     """
 
     group: dist.ProcessGroup
@@ -63,11 +63,11 @@ class RowSplit:
 
     @property
     def multiple(self) -> int:
-        """What the length of rows must divide by."""
+        """Required divisor of the row length."""
         return CHUNKS * self.size
 
     def places(self, length: int, device: torch.device) -> Tensor:
-        """Where this process's tokens stand in rows of so many, (length / size,), ascending."""
+        """Positions of this process's tokens in rows of a length, (length / size,), ascending."""
         chunk = length // self.multiple
         first = torch.arange(chunk, device=device)
         return torch.cat((first + self.rank * chunk, first + (self.multiple - 1 - self.rank) * chunk))
@@ -75,54 +75,53 @@ class RowSplit:
     def see(
         self, ids: Tensor, positions: Tensor | None, dense: bool, prefix: Tensor | None
     ) -> tuple[Tensor, Tensor, Visible]:
-        """This process's ids (n, t / size) of whole rows, their rotary positions (t / size,) or (n, 1, t / size), and
-        what they see.
+        """Local ids (n, t / size) of full rows, their rotary positions (t / size,) or (n, 1, t / size), and their mask.
 
         Args:
-            ids: (n, t), whose length divides by `multiple`.
+            ids: (n, t), with t a multiple of `multiple`.
             positions, prefix: see Llama.forward.
             dense: see attention.see_documents.
         """
         places = self.places(ids.shape[1], ids.device)
-        found = positions
-        if found is None:  # one document a row
-            found = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        visible = Elsewhere(self._whole_pair, see_documents(found, dense=dense, prefix=prefix, places=places))
-        turns = places if positions is None else positions[:, places].clamp(min=0).unsqueeze(1)
-        return ids[:, places], turns, visible
+        token_positions = positions
+        if token_positions is None:  # one document per row
+            token_positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        visible = Elsewhere(self._whole_pair, see_documents(token_positions, dense=dense, prefix=prefix, places=places))
+        rotary_positions = places if positions is None else positions[:, places].clamp(min=0).unsqueeze(1)
+        return ids[:, places], rotary_positions, visible
 
     def whole(self, part: Tensor, dim: int) -> Tensor:
-        """What belongs to all tokens of rows, from what belongs to this process's; the gradients of all processes are
-        summed."""
-        found: Tensor = _Whole.apply(part, dim, self)  # type: ignore[no-untyped-call]
-        return found
+        """Gather a tensor of all tokens from the local parts; the backward pass sums the gradients of all processes."""
+        gathered: Tensor = _Whole.apply(part, dim, self)  # type: ignore[no-untyped-call]
+        return gathered
 
     def _whole_pair(self, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """Both (n, k, t, c), by one exchange."""
+        """Gather keys and values (n, k, t, c) in one collective."""
         return self.whole(torch.cat((keys, values), dim=1), 2).chunk(2, dim=1)
 
     def summed(self, value: Tensor) -> Tensor:
-        """The sum over the processes of what has no gradient."""
+        """Sum over the processes, without gradient."""
         value = value.clone()
         dist.all_reduce(value, group=self.group)
         return value
 
     def answered(self, head: Callable[..., Any], hidden: Tensor, matrix: Tensor, length: int) -> Any:
-        """What a head makes of rows of so many tokens, from this process's hidden states (n, t / size, d).
+        """Apply a head to rows of a length, from local hidden states (n, t / size, d).
 
-        What a TokenHead says of tokens (n, t) is gathered; its sums are those of this process's tokens, and so are
-        their gradients. Any other head gets all hidden states.
+        Tensors (n, t) of a TokenHead are gathered; its sums, and their gradients, are those of local tokens. Other
+        heads get all hidden states.
 
         Raises:
-            RowSplitError: there are gradients to compute, but the head is none for tokens.
+            RowSplitError: gradients are enabled, but the head is not a TokenHead.
         """
         if isinstance(head, TokenHead):
             places = self.places(hidden.shape[1] * self.size, hidden.device)
-            own = {
+            local_inputs = {
                 name: _lengthened(values, len(places) * self.size)[:, places] for name, values in head.of_tokens.items()
             }
             return tuple(
-                self.whole(one, 1)[:, :length] if one.dim() else one for one in head.function(hidden, matrix, **own)
+                self.whole(output, 1)[:, :length] if output.dim() else output
+                for output in head.function(hidden, matrix, **local_inputs)
             )
         if torch.is_grad_enabled():
             raise RowSplitError("engine.parallel.context is for objectives that measure tokens one by one; use shard")
@@ -130,13 +129,13 @@ class RowSplit:
 
 
 def _lengthened(values: Tensor, length: int) -> Tensor:
-    """(n, t) with tokens added that do not count."""
+    """Pad (n, t) with tokens that do not count."""
     missing = length - values.shape[1]
     return F.pad(values, (0, missing), value=0 if values.is_floating_point() else IGNORED) if missing else values
 
 
 class _Whole(torch.autograd.Function):
-    """Gathers shares of rows in the order of their tokens, and reduces gradients likewise."""
+    """All-gather of token shares into token order, with reduce-scatter of gradients."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, split: RowSplit) -> Tensor:
@@ -144,19 +143,19 @@ class _Whole(torch.autograd.Function):
         part = part.contiguous()
         gathered = part.new_empty(split.size * part.shape[0], *part.shape[1:])
         all_gather_single(gathered, part, group=split.group)
-        halves = [one.chunk(CHUNKS, dim=dim) for one in gathered.chunk(split.size)]
-        return torch.cat([one for one, _ in halves] + [one for _, one in reversed(halves)], dim=dim)
+        halves = [shard.chunk(CHUNKS, dim=dim) for shard in gathered.chunk(split.size)]
+        return torch.cat([shard for shard, _ in halves] + [shard for _, shard in reversed(halves)], dim=dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         split: RowSplit = ctx.split
         chunks = gradients[0].chunk(split.multiple, dim=ctx.dim)
-        shares = torch.cat(
+        shards = torch.cat(
             [
                 torch.cat((front, back), dim=ctx.dim)
                 for front, back in zip(chunks[: split.size], reversed(chunks[split.size :]), strict=True)
             ]
         )
-        own = shares.new_empty(shares.shape[0] // split.size, *shares.shape[1:])
-        reduce_scatter_single(own, shares, group=split.group)
-        return own, None, None
+        local_gradient = shards.new_empty(shards.shape[0] // split.size, *shards.shape[1:])
+        reduce_scatter_single(local_gradient, shards, group=split.group)
+        return local_gradient, None, None

@@ -1,4 +1,4 @@
-"""Sharding: a model whose weights are spread over all processes, or a plain one where there is nothing to spread."""
+"""Construction of sharded models, and operations on sharded parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
-    """The dtype of matrix products: bf16 on a GPU and fp32 on a CPU, unless the manifest says otherwise."""
+    """Dtype of matrix products; `auto` is bf16 on a GPU and fp32 on a CPU."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return DTYPES[precision]
@@ -42,22 +42,21 @@ def sharded_model(
     adapt: Callable[[nn.Module], None] | None = None,
     build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
-    """A model whose parameters are spread over all processes.
+    """Build a model whose parameters are sharded over all processes.
 
-    Master weights and the reduction of gradients are float32, compute is `dtype`. FSDP does both, at world size 1 too
-    (torchtitan #3148): only one process that computes in float32 has neither to do, and its model is a plain module.
-    Every process gets its values from
-    `tensor_of`, tensor by tensor, so no process ever holds more than one whole tensor beside its share.
+    Master weights and gradient reduction are float32, compute is `dtype`. FSDP handles both, also at world size 1
+    (torchtitan #3148); a single process that computes in float32 needs neither and gets a plain module. Every process
+    gets values from `tensor_of` one tensor at a time, so it never holds more than one full tensor beside its shard.
 
     Args:
         shape: of the model.
-        tensor_of: where its parameters come from, those that `adapt` adds included; a user's model makes its own.
+        tensor_of: source of its parameters, including those that `adapt` adds; a user's model initialises its own.
         world: the processes.
         dtype: of matrix products.
-        compute: what is compiled and recomputed.
-        float8: how layers multiply in 8-bit floating point.
-        adapt: changes the model before it is sharded (see adapters.lora).
-        build: makes the model, one that predicts tokens if absent (see models.reward); no pipeline has it.
+        compute: compilation and activation checkpointing.
+        float8: 8-bit floating-point mode of linear layers.
+        adapt: modifies the model before sharding (see adapters.lora).
+        build: constructs the model; by default a language model (see models.reward_model); not supported in pipelines.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -96,7 +95,7 @@ def sharded_model(
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
         dealt = deal_experts(model, world, compute) if world.deals_experts else set()
-        # FSDP's work around a layer would cut a compiled model into pieces.
+        # FSDP hooks around layers would break the graph of a compiled model.
         layers = model.model.layers.children() if compute.compile != "model" else ()
         for layer in (*layers, *getattr(model, "further_layers", ())):
             fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
@@ -117,10 +116,10 @@ def sharded_model(
 
 
 def split_rows(model: Any, split: RowSplit) -> None:
-    """Have a decoder compute a share of each row's tokens on each of some processes.
+    """Split the tokens of each row over the processes, for a decoder.
 
     Raises:
-        RowSplitError: it is none, or predicts further tokens.
+        RowSplitError: the model is not a decoder, or predicts further tokens.
     """
     shape: Shape = model.shape
     if shape.encoder or shape.encoder_decoder or shape.multi_token:
@@ -133,7 +132,7 @@ def split_rows(model: Any, split: RowSplit) -> None:
 
 
 def precision_policy(dtype: torch.dtype) -> Any:
-    """What FSDP computes in `dtype`: all but the reduction of gradients, and what passes through `forward`."""
+    """FSDP mixed-precision policy: compute in `dtype`, reduce gradients in float32, do not cast inputs."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     # Masks and loss weights that pass through `forward` must keep their dtype.
@@ -141,7 +140,7 @@ def precision_policy(dtype: torch.dtype) -> Any:
 
 
 def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module:
-    """A user's model, which every process makes whole; what is spread are the first one's values."""
+    """Build a user's model on every process, with the first one's values, and shard it."""
     from torch.distributed.fsdp import fully_shard
 
     model = build_own(shape)
@@ -158,10 +157,10 @@ def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module
 
 
 def assert_master_weights(model: nn.Module) -> None:
-    """Refuse parameters that are not float32 master weights, or that are whole where FSDP has the model.
+    """Check that parameters are float32 master weights, and sharded if FSDP has the model.
 
     Raises:
-        RuntimeError: a parameter is of another dtype, or whole though its model is sharded or there are several
+        RuntimeError: a parameter has another dtype, or is not sharded though its model is or there are several
             processes: sharding was not applied, or was undone by a forward pass outside `evaluating`.
     """
     from torch.distributed.fsdp import FSDPModule
@@ -178,37 +177,37 @@ def assert_master_weights(model: nn.Module) -> None:
 
 
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """On the first forward pass of a module, raise an error if it does not multiply in `dtype`.
+    """Install a check that the first forward pass of a module computes in `dtype`.
 
-    Looks at its parameters (but those of experts that are dealt, which are masters still) and at its first argument, if
-    that is floating-point, after FSDP made them ready, and outside of compiled code.
+    Checks its parameters (except those of distributed experts, which are still master weights) and its first argument,
+    if floating-point, after FSDP prepared them and outside of compiled code.
 
     Raises:
-        RuntimeError: (in that pass) the precision policy was not applied.
+        RuntimeError: in that pass: the precision policy was not applied.
     """
 
     def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         handle.remove()
         masters = {
             id(weight)
-            for one in module.modules()
-            if isinstance(one, Experts) and one.dealt is not None
-            for weight in one.parameters()
+            for experts in module.modules()
+            if isinstance(experts, Experts) and experts.dealt is not None
+            for weight in experts.parameters()
         }
-        found = {parameter.dtype for parameter in module.parameters() if id(parameter) not in masters}
-        found |= {one.dtype for one in arguments[:1] if one.is_floating_point()}
-        if found != {dtype}:
-            raise RuntimeError(f"layers compute in {found}, not in {dtype}: the precision policy was not applied")
+        dtypes = {parameter.dtype for parameter in module.parameters() if id(parameter) not in masters}
+        dtypes |= {argument.dtype for argument in arguments[:1] if argument.is_floating_point()}
+        if dtypes != {dtype}:
+            raise RuntimeError(f"layers compute in {dtypes}, not in {dtype}: the precision policy was not applied")
 
     handle = module.register_forward_pre_hook(check)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Forward passes without gradients, after which the model is sharded again.
+    """Context for forward passes without gradients, after which the model is sharded again.
 
-    FSDP shards the root's parameters again in the backward pass. Where there is none they would stay whole, in the
-    compute dtype, and an optimizer or an export would take them for the master weights.
+    FSDP reshards the root's parameters in the backward pass. Without one they would stay unsharded in the compute
+    dtype, and an optimizer or export would use them as master weights.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -227,46 +226,45 @@ def measured_by_all(
     world: World,
     measure: Callable[[np.ndarray], Tensor],
 ) -> np.ndarray:
-    """What a model makes of n examples, (n, columns) float32, the same on every rank; each measures its share of them.
+    """Measure n examples with a model, each rank its share: (n, columns) float32, equal on every rank.
 
     Args:
         model: on every rank.
         number: n.
         columns: values per example.
-        micro_batch_size: examples per forward pass on one rank, at the most.
+        micro_batch_size: maximum number of examples per forward pass on a rank.
         world: the processes.
-        measure: numbers of some examples (int64) -> their values, (len, columns).
+        measure: indices of examples (int64) -> values (len, columns).
     """
-    found = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
+    measured = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
     with evaluating(model):
         for part in micro_batches(np.arange(number), world.data_rank, world.data_size, micro_batch_size):
             # An empty share still takes part in the collectives of the forward pass.
             values = measure(part if len(part) else np.zeros(1, dtype=np.int64))
             if len(part):
-                found[torch.from_numpy(part).to(world.device)] = values
-    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+                measured[torch.from_numpy(part).to(world.device)] = values
+    summed: np.ndarray = sum_over_ranks(measured, world).cpu().numpy()
     return summed
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All master weights, float32 on the CPU of the first process; nothing on the others, which help to gather them.
+    """Gather all master weights, float32 on the CPU of the first process; empty on the others.
 
-    Every process calls this together; none but the first ever holds more than one whole tensor, or than its own stage
-    of a pipeline.
+    This is a collective. Processes except the first hold at most one full tensor, or their own pipeline stage.
     """
     from gristmill.train.parallel.pipeline_parallel import is_beside_first, of_all_stages
 
     assert_master_weights(model)
     is_kept, kept = is_beside_first(model), dict[str, Tensor]()
     for name, parameter in model.named_parameters():
-        whole = gathered(parameter).detach()
+        full_tensor = gathered(parameter).detach()
         if is_kept:
-            kept[name] = whole.cpu()
+            kept[name] = full_tensor.cpu()
     return of_all_stages(model, kept) if is_kept else {}
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a tensor on every process, which call this together; a plain one is its own."""
+    """Full tensor on every process (a collective); a plain tensor is returned as it is."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

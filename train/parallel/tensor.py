@@ -1,8 +1,8 @@
 """Tensor parallelism with sequence parallelism (Korthikanti et al. 2022), as plans for PyTorch's DTensor.
 
-Within a block, matrices are split by heads and by channels of the feed-forward; between them, activations are split
-along the sequence, so that norms and residual connections hold a share of the tokens only. The embedding is split by
-ids. At the model's end the sequence and the output matrix are gathered, since what is computed there may be anything.
+Within a block, matrices are split by heads and by channels of the feed-forward; between blocks, activations are split
+along the sequence, so that norms and residual connections hold only a share of the tokens. The embedding is split by
+ids. At the end of the model the sequence and the output matrix are gathered, as heads are arbitrary functions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SEQUENCE, HEADS = 1, 1
 
 
 class UnevenSplitError(ValueError):
-    """A model cannot be split among so many processes."""
+    """A model cannot be split over this number of processes."""
 
 
 def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
     """Split a model's matrices over the processes of a mesh, before it is sharded.
 
     Raises:
-        UnevenSplitError: heads or channels do not divide among the processes, or the model has experts.
+        UnevenSplitError: heads or channels are not divisible by the number of processes, or the model has experts.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -53,7 +53,7 @@ def _plan_of_ends(model: Llama) -> dict[str, Any]:
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)),
         "model.norm": SequenceParallel(use_local_output=False),
         "lm_head": ColwiseParallel(),
-        # One row, of a reward model or of a critic: split along its inputs, since it has no outputs to share out.
+        # The single output row of a reward model or critic is split along its inputs.
         **{name: RowwiseParallel(input_layouts=Replicate()) for name in ("score", "value_head")},
     }
     present = {name for name, _ in model.named_modules()}
@@ -69,13 +69,13 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
         SequenceParallel,
     )
 
-    others = (None,) * 4  # rotary, visible, cache, filled
+    other_layouts = (None,) * 4  # rotary, visible, cache, filled
     norm_of_heads = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     norms = {"self_attn.q_norm": norm_of_heads, "self_attn.k_norm": norm_of_heads}
     return {
         "input_layernorm": SequenceParallel(),
         "self_attn": PrepareModuleInput(
-            input_layouts=(Shard(SEQUENCE), *others), desired_input_layouts=(Replicate(), *others)
+            input_layouts=(Shard(SEQUENCE), *other_layouts), desired_input_layouts=(Replicate(), *other_layouts)
         ),
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **(norms if model.shape.qk_norm else {}),
