@@ -75,9 +75,9 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
         encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array([start, *encoding.ids[:max_tokens]], np.int64) for encoding in encoded]
-        nll = np.array([score_document(model, encoding) for encoding in ids])
-        tokens = np.array([len(encoding) - 1 for encoding in ids], np.float64)
-        sizes = np.array([token_bytes[encoding[1:]].sum() for encoding in ids], np.float64)
+        nll = np.array([score_document(model, row) for row in ids])
+        tokens = np.array([len(row) - 1 for row in ids], np.float64)
+        sizes = np.array([token_bytes[row[1:]].sum() for row in ids], np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {
                 "model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),

@@ -1,8 +1,8 @@
-"""What happens before the updates of a batch: prompts are answered, answers rewarded, and advantages worked out.
+"""Steps before the updates of a batch: sampling answers, rewarding them, and computing advantages.
 
-What is drawn depends on seed, batch, prompt and the place in the batch alone: neither on the number of processes nor on
-who is answered together (but for rounding, where a product's shape changes it). What tools answer may depend on more: a
-training that was killed takes a batch that it has kept as it was kept, so that it goes on as it would have.
+Samples depend only on seed, batch, prompt and position in the batch: not on the number of processes or on the other
+answers (up to rounding, as matrix shapes differ). Tools may depend on more, so a killed training reloads saved batches
+and continues as it would have.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Actor:
     Attributes:
         section: the stage's.
         prompts: to train on.
-        order: in which they are answered.
+        order: of the prompts.
         model: the policy, sharded.
-        reference: the frozen model, sharded; None where the policy without adapters is it, or none is needed.
-        sampler: draws from the policy.
+        reference: the frozen model, sharded; None if the policy without adapters is the reference, or none is needed.
+        sampler: samples from the policy.
         reward: (prompts, answers) -> (n, k) float32 on the CPU, every rank together (see rewards.rewards_of).
-        rollouts: filled.
-        choice: which prompts are asked, where a curriculum says so.
+        rollouts: filled by the actor.
+        choice: selection of prompts, with a curriculum.
         chat: tokenizer and template.
         world: the processes.
-        folder: where each batch's answers are kept.
-        drawn_tokens, seconds: of all answers so far, and how long they took.
-        agreement: how far the engine that drew the last batch is from our own log-probabilities, where that is another.
+        folder: folder of saved batches of answers.
+        drawn_tokens, seconds: tokens of all answers so far, and their sampling time.
+        agreement: difference between the log-probabilities of an external engine and of the model, of the last batch.
     """
 
     section: Rl
@@ -86,7 +86,7 @@ class Actor:
     seconds: float = field(default=0.0, init=False)
 
     def before_step(self, step: int) -> None:
-        """Let the policy answer the prompts of a step (counted from 0), unless their answers are there."""
+        """Answer the prompts of a step (counted from 0), unless their answers exist."""
         batch = step // self.section.updates_per_batch
         if int(self.rollouts.batch) == batch:
             return
@@ -118,8 +118,8 @@ class Actor:
                 self.folder,
                 batch,
                 [
-                    {**one, "advantage": advantage, **tokens}
-                    for one, advantage, tokens in zip(
+                    {**answer, "advantage": advantage, **tokens}
+                    for answer, advantage, tokens in zip(
                         shown, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True
                     )
                 ],
@@ -128,22 +128,22 @@ class Actor:
             )
 
     def _kept(self, batch: int, prompts: Sequence[Prompt]) -> list[Generated] | None:
-        """The answers of a batch as an attempt before this one has kept them; None of a batch that was never drawn."""
-        found = on_first(lambda: read_batch([self.folder.parent], batch, with_tokens=True), self.world)
-        if found is None or [one["id"] for one in found] != [prompt.example["id"] for prompt in prompts]:
+        """Answers of a batch as saved by an earlier attempt; None if the batch was never sampled."""
+        answers = on_first(lambda: read_batch([self.folder.parent], batch, with_tokens=True), self.world)
+        if answers is None or [answer["id"] for answer in answers] != [prompt.example["id"] for prompt in prompts]:
             return None
         return [
             Generated(
-                one["answer_ids"],
-                one["ended"],
-                tuple(one["drawn"]) if one.get("drawn") is not None else None,
-                tuple(Used(**used) for used in one.get("used") or ()),
+                answer["answer_ids"],
+                answer["ended"],
+                tuple(answer["drawn"]) if answer.get("drawn") is not None else None,
+                tuple(Used(**used) for used in answer.get("used") or ()),
             )
-            for one in found
+            for answer in answers
         ]
 
     def _prompts(self, batch: int) -> np.ndarray:
-        """The numbers of the prompts of the next batch, one for each answer: those of a group side by side, (N,) int64."""
+        """Numbers of the prompts of the next batch, one per answer, those of a group adjacent, (N,) int64."""
         count = self.section.rollouts_per_batch // self.section.group_size
         numbers = (
             self.order.rows(np.arange(batch * count, (batch + 1) * count, dtype=np.int64))
@@ -153,7 +153,7 @@ class Actor:
         return np.repeat(numbers, self.section.group_size)
 
     def draw(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Generated]:
-        """An answer to each prompt."""
+        """Answer each prompt."""
         started = time.perf_counter()
         answers = self.sampler.answer(
             [
@@ -168,7 +168,7 @@ class Actor:
     def shown(
         self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor
     ) -> list[dict[str, Any]]:
-        """Answers as they are kept: the prompt, the text, and what each reward gave."""
+        """Answers for saving: prompt, text, and each reward."""
         names = [name_of(reward) for reward in self.section.rewards]
         return [
             {
@@ -180,28 +180,32 @@ class Actor:
                 "tokens": answer.num_drawn,
                 **self._turns(answer),
                 "reward": float(total),
-                "rewards": dict(zip(names, one, strict=True)),
+                "rewards": dict(zip(names, answer_rewards, strict=True)),
             }
-            for prompt, answer, one, total in zip(prompts, answers, rewards.tolist(), totals.tolist(), strict=True)
+            for prompt, answer, answer_rewards, total in zip(
+                prompts, answers, rewards.tolist(), totals.tolist(), strict=True
+            )
         ]
 
     def _turns(self, answer: Generated) -> dict[str, Any]:
-        """Of an answer with tools, how many turns it has, and its calls."""
-        return {"turns": len(answer.turns), "used": [asdict(one) for one in answer.used]} if self.section.tools else {}
+        """Number of turns and calls of an answer with tools."""
+        return (
+            {"turns": len(answer.turns), "used": [asdict(call) for call in answer.used]} if self.section.tools else {}
+        )
 
     def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-        """The policy's likeliest answer to each prompt with its rewards, as in `shown`."""
+        """The policy's greedy answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
         rewards = self.reward(prompts, answers)
         totals = rewards @ torch.tensor([reward.weight for reward in self.section.rewards])
         return self.shown(prompts, answers, rewards, totals)
 
     def _ask_models(self) -> None:
-        """What policy, critic and reference say of the answers, in the very parts that updates have."""
-        found = self._opinions(self.model)
-        self.rollouts.old.copy_(found[0])
-        if found[1] is not None:
-            self.rollouts.values.copy_(found[1])
+        """Compute log-probabilities and values of policy, critic and reference, in the micro-batches of the updates."""
+        opinions = self._opinions(self.model)
+        self.rollouts.old.copy_(opinions[0])
+        if opinions[1] is not None:
+            self.rollouts.values.copy_(opinions[1])
         if self.section.kl_weight:
             with nullcontext() if self.reference is not None else without_adapters(self.model):
                 self.rollouts.reference.copy_(self._opinions(self.reference or self.model)[0])
@@ -213,23 +217,23 @@ class Actor:
         with evaluating(model):
             for first in range(0, len(logps), section.global_batch_size):
                 rows = np.arange(first, first + section.global_batch_size)
-                for part in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
-                    # An empty share still takes part in the collectives of the forward pass.
-                    own = part if len(part) else rows[:1]
-                    found = opinion_of(model, self.rollouts.part(own).to(world.device), section.temperature)
-                    if not len(part):
+                for batch in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
+                    # A rank without rows still takes part in the collectives of the forward pass.
+                    rows_or_first = batch if len(batch) else rows[:1]
+                    opinion = opinion_of(model, self.rollouts.part(rows_or_first).to(world.device), section.temperature)
+                    if not len(batch):
                         continue
-                    where = torch.from_numpy(part).to(world.device), slice(found.logps.shape[1])
-                    logps[where[0], where[1]] = found.logps
-                    if found.values is not None:
-                        values[where[0], where[1]] = found.values
-        whole = sum_over_ranks(logps, world).cpu()
+                    index = torch.from_numpy(batch).to(world.device), slice(opinion.logps.shape[1])
+                    logps[index[0], index[1]] = opinion.logps
+                    if opinion.values is not None:
+                        values[index[0], index[1]] = opinion.values
+        total_logps = sum_over_ranks(logps, world).cpu()
         has_critic = section.algorithm == "ppo" and model is self.model
-        return whole, sum_over_ranks(values, world).cpu() if has_critic else None
+        return total_logps, sum_over_ranks(values, world).cpu() if has_critic else None
 
 
 def learn_from(rollouts: Rollouts, section: Rl) -> None:
-    """Work out advantages, returns and weights from rewards and opinions."""
+    """Compute advantages, returns and weights from rewards and opinions."""
     mask = rollouts.mask
     rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
     if section.algorithm == "grpo":
@@ -237,12 +241,12 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
         rollouts.advantages.copy_(advantages[:, None] * mask)
     else:
         divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
-        given = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
-        found, returns = generalised_advantages(
-            given, rollouts.values, mask, section.critic.discount, section.critic.gae_lambda
+        rewards = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
+        advantages_per_token, returns = generalised_advantages(
+            rewards, rollouts.values, mask, section.critic.discount, section.critic.gae_lambda
         )
         rollouts.returns.copy_(returns)
-        rollouts.advantages.copy_(whitened(found, mask))
+        rollouts.advantages.copy_(whitened(advantages_per_token, mask))
     counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
     for weights, of_step in zip(
         rollouts.weights.split(section.global_batch_size), counted.split(section.global_batch_size), strict=True

@@ -1,9 +1,8 @@
-"""Which prompts a batch answers, where those that teach come more often (online difficulty filtering).
+"""Curriculum: selection of prompts by their pass rates (online difficulty filtering).
 
-The prompts have their seeded order, epoch after epoch. A batch takes the next ones of it that are wanted: those that
-were never asked, those of which a share within `between` had passed the last time, and a few of the others, chosen by a
-hash of the seed and the place in the order. So what is asked follows from the seed and from what came of the answers;
-how far the order was read and the rates lie in checkpoints.
+Prompts have a seeded order, epoch after epoch. A batch takes its next prompts that were never used, whose last pass
+rate was within `between`, or that a hash of the seed and the position in the order selects. The selection is a function
+of the seed and of the answers' rewards; position and rates are part of checkpoints.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from gristmill.mixtures.reinforcement import Curriculum
 from gristmill.tokenize.order import Order
 
 NEVER = -1.0
-"""In place of a pass rate, of a prompt that was never asked."""
+"""Pass rate of a prompt that was never used."""
 KEY_BITS = 64
 
 
 class PromptChoice:
-    """Chooses the prompts of batches.
+    """Selects the prompts of batches.
 
     Args:
-        section: what is wanted.
+        section: thresholds.
         order: of the prompts.
         seed: of the training.
 
     Attributes:
-        cursor: () int64, places of the order that were read.
-        passed_over: () int64, of the last batch.
-        rates: (n,) float32, of each prompt the share of answers that passed when it was last asked, or NEVER.
+        cursor: () int64, positions read in the order.
+        passed_over: () int64, prompts skipped for the last batch.
+        rates: (n,) float32, share of each prompt's last answers that passed, or NEVER.
     """
 
     def __init__(self, section: Curriculum, order: Order, seed: int) -> None:
@@ -43,29 +42,29 @@ class PromptChoice:
         self.rates = torch.full((order.total,), NEVER)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
         return {"cursor": self.cursor, "passed_over": self.passed_over, "rates": self.rates}
 
     def choose(self, count: int) -> np.ndarray:
-        """The numbers of the next prompts, (count,) int64, in their order.
+        """Numbers of the next prompts, (count,) int64, in order.
 
-        Where a whole epoch of the order has not enough that are wanted, those that were passed over first fill up.
+        If a full epoch has too few suitable prompts, the first skipped ones fill the batch.
         """
         first = int(self.cursor)
         numbers = self._order.rows(np.arange(first, first + max(self._order.total, count), dtype=np.int64))
-        taken: list[int] = []
+        selected: list[int] = []
         skipped: list[int] = []
         for place, number in enumerate(numbers.tolist(), start=first):
-            (taken if self._is_wanted(number, place) else skipped).append(number)
-            if len(taken) == count:
+            (selected if self._is_wanted(number, place) else skipped).append(number)
+            if len(selected) == count:
                 break
-        read = len(taken) + len(skipped)
+        read = len(selected) + len(skipped)
         self.cursor.add_(read)
         self.passed_over.fill_(read - count)
-        return np.array([*taken, *skipped[: count - len(taken)]], dtype=np.int64)
+        return np.array([*selected, *skipped[: count - len(selected)]], dtype=np.int64)
 
     def learn(self, prompts: Sequence[int], rates: Tensor) -> None:
-        """Take down how many answers to some prompts have passed: shares, (n,)."""
+        """Record the pass rates of some prompts: shares, (n,)."""
         for number, rate in zip(prompts, rates.tolist(), strict=True):
             self.rates[number] = rate
 
@@ -79,16 +78,19 @@ class PromptChoice:
         )
 
     def report(self) -> dict[str, float]:
-        """How many prompts were passed over for the last batch, and what is known of all: shares that were asked, and
-        of these the shares below, within and above what is wanted."""
-        asked = self.rates[self.rates >= 0.0]
+        """Number of prompts skipped for the last batch, share of prompts used so far, and of these the shares below,
+        within and above the thresholds."""
+        known_rates = self.rates[self.rates >= 0.0]
         low, high = self._section.between
-        found = {"curriculum/passed_over": float(self.passed_over), "curriculum/asked": len(asked) / len(self.rates)}
-        if len(asked):
-            below, above = asked <= low, asked >= high
-            found |= {
-                "curriculum/too_hard": float(below.float().mean()),
-                "curriculum/wanted": float((~below & ~above).float().mean()),
-                "curriculum/too_easy": float(above.float().mean()),
+        values = {
+            "curriculum/passed_over": float(self.passed_over),
+            "curriculum/asked": len(known_rates) / len(self.rates),
+        }
+        if len(known_rates):
+            too_low, too_high = known_rates <= low, known_rates >= high
+            values |= {
+                "curriculum/too_hard": float(too_low.float().mean()),
+                "curriculum/wanted": float((~too_low & ~too_high).float().mean()),
+                "curriculum/too_easy": float(too_high.float().mean()),
             }
-        return found
+        return values

@@ -1,7 +1,7 @@
-"""Answers of several turns: the model calls tools, reads what they answer, and goes on.
+"""Answers of several turns: the model calls tools and continues after their results.
 
-Each turn is drawn behind the very tokens that came before it. What a draw depends on is the seed of the answer and
-these tokens (`generation/sampling.py`), so that an answer is the same whoever is answered at the same time.
+Each turn is sampled after the exact tokens before it. A sample depends only on the seed of the answer and these tokens
+(`generation/sampling.py`), so answers do not depend on their batch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gristmill.train.reinforcement.tools.toolbox import Toolbox
 from gristmill.train.reinforcement.tools.used import Used
 
 CUT = " [cut]"
-"""Behind a tool's answer that was too long."""
+"""Suffix of a truncated tool answer."""
 Draw = Callable[[Sequence[Request]], list[Generated]]
-"""A turn for each request, without tools."""
+"""Function from requests to one turn each, without tools."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and the names of the tools that its prompt describes."""
+    """A request, and the names of the tools described in its prompt."""
 
     request: Request
     offered: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Asked:
 
 @dataclass
 class _Open:
-    """An answer so far."""
+    """An unfinished answer."""
 
     asked: Asked
     tokens: list[int] = field(default_factory=list)
@@ -45,30 +45,30 @@ class _Open:
 
     @property
     def left(self) -> int:
-        """Tokens that it may still have."""
+        """Number of tokens left for the answer."""
         return self.asked.request.max_new_tokens - len(self.tokens)
 
     def next_turn(self) -> Request:
-        """What asks for its next turn."""
+        """Request for its next turn."""
         request = self.asked.request
         return replace(request, prompt=(*request.prompt, *self.tokens), max_new_tokens=self.left)
 
     def add(self, tokens: Sequence[int], drawn: bool, logps: Sequence[float] | None = None) -> None:
-        """Go on with some tokens."""
+        """Append tokens."""
         self.tokens += tokens
         self.drawn += [drawn] * len(tokens)
         self.logps += [0.0] * len(tokens) if logps is None else logps
 
 
 class Dialogue:
-    """Draws answers in which tools are called.
+    """Samples answers with tool calls.
 
     Args:
         chat: tokenizer and template.
-        form: how calls and tools' answers are written.
-        tools: that answer.
-        turns: of the assistant, at most.
-        answer_tokens: of a tool's answer, at most.
+        form: format of calls and tools' answers.
+        tools: tools to call.
+        turns: most turns of the assistant.
+        answer_tokens: most tokens of a tool's answer.
     """
 
     def __init__(self, chat: Chat, form: CallFormat, tools: Toolbox, turns: int, answer_tokens: int) -> None:
@@ -76,42 +76,55 @@ class Dialogue:
         self._turns, self._answer_tokens = turns, answer_tokens
 
     def answers(self, draw: Draw, asked: Sequence[Asked]) -> list[Generated]:
-        """An answer to each request: its turns, and between them what tools said.
+        """Answer each request: turns, with the tools' answers between them.
 
-        An answer is cut where its tokens are used up, where what tools said leaves no room for another turn (it is left
-        out then), and where its last turn calls.
+        An answer is truncated if its tokens run out, if a tool's answer leaves no room for another turn (the tool's
+        answer is then dropped), and if its last turn makes a call.
         """
-        everyone = [_Open(one) for one in asked]
+        everyone = [_Open(answer) for answer in asked]
         running, by_engine = everyone, False
         for turn in range(1, self._turns + 1):
-            found = draw([one.next_turn() for one in running])
-            for one, drawn in zip(running, found, strict=True):
+            turns = draw([answer.next_turn() for answer in running])
+            for answer, drawn in zip(running, turns, strict=True):
                 by_engine = by_engine or drawn.logps is not None
-                one.add(drawn.tokens, True, drawn.logps)
-                said = self._chat.decode(drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True)
-                # A turn that was cut has no room for an answer of a tool.
-                one.calls = self._form.calls(said) if drawn.ended and one.asked.offered else []
-                one.ended = drawn.ended and not one.calls
-            calling = [one for one in running if one.calls] if turn < self._turns else []
+                answer.add(drawn.tokens, True, drawn.logps)
+                text = self._chat.decode(drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True)
+                # A truncated turn has no room for a tool's answer.
+                answer.calls = self._form.calls(text) if drawn.ended and answer.asked.offered else []
+                answer.ended = drawn.ended and not answer.calls
+            calling = [answer for answer in running if answer.calls] if turn < self._turns else []
             running = self._answered(turn, calling)
             if not running:
                 break
         return [
-            Generated(one.tokens, one.ended, tuple(one.drawn), tuple(one.used), tuple(one.logps) if by_engine else None)
-            for one in everyone
+            Generated(
+                answer.tokens,
+                answer.ended,
+                tuple(answer.drawn),
+                tuple(answer.used),
+                tuple(answer.logps) if by_engine else None,
+            )
+            for answer in everyone
         ]
 
     def _answered(self, turn: int, calling: Sequence[_Open]) -> list[_Open]:
-        """Let tools answer; returns those who have room for another turn."""
-        used = iter(self._tools.answer(turn, [(call, one.asked.offered) for one in calling for call in one.calls]))
+        """Answer the calls by tools; returns the answers with room for another turn."""
+        used = iter(
+            self._tools.answer(
+                turn, [(call, open_answer.asked.offered) for open_answer in calling for call in open_answer.calls]
+            )
+        )
         running = []
-        for one in calling:
-            answers = [replace(got, answer=self._cut(got.answer)) for got in islice(used, len(one.calls))]
-            one.used += answers
-            tokens = self._form.answers([got.answer for got in answers])
-            if len(tokens) < one.left:
-                one.add(tokens, False)
-                running.append(one)
+        for open_answer in calling:
+            answers = [
+                replace(tool_call, answer=self._cut(tool_call.answer))
+                for tool_call in islice(used, len(open_answer.calls))
+            ]
+            open_answer.used += answers
+            tokens = self._form.answers([tool_call.answer for tool_call in answers])
+            if len(tokens) < open_answer.left:
+                open_answer.add(tokens, False)
+                running.append(open_answer)
         return running
 
     def _cut(self, answer: str) -> str:

@@ -1,4 +1,4 @@
-"""The answers of a training by reinforcement as tables: what `trace` shows of a step, read without torch."""
+"""Tables of the answers of reinforcement learning, which `trace` reads without torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gristmill.dataprep.documents import open_parquet, write_table
 from gristmill.dataprep.files import atomic_write
 
 ANSWERS = "answers.parquet"
-"""Of all batches, in the stage's output."""
+"""File of all batches, in the stage's output."""
 TOKEN_COLUMNS = ("prompt_ids", "answer_ids", "logps", "reference_logps", "advantages")
-"""Lists, which are not read with the rest."""
+"""Columns of lists, which are read only on request."""
 DRAWN = "drawn"
-"""One more of them, where tools were called."""
+"""Another such column, with tools."""
 USED = pa.list_(
     pa.struct(
         [
@@ -30,23 +30,23 @@ USED = pa.list_(
     )
 )
 BATCHES = "answers"
-"""The folder of the batches so far, beside the checkpoints."""
+"""Folder of batches so far, beside the checkpoints."""
 
 
 def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
-    """The columns, in the order of a batch's answers, those to one prompt side by side.
+    """Schema of answers, in the order of a batch, answers to one prompt adjacent.
 
-    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null where no reward asks for it), `ended`,
-    `tokens` (with the one that ends it), `reward` (all, weighted), `rewards` (each without its weight), `advantage`
+    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null if no reward needs it), `ended`,
+    `tokens` (including the stop token), `reward` (weighted total), `rewards` (each without its weight), `advantage`
     (the mean of its tokens').
 
-    And what losses are recomputed from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and of each of the answer's tokens
-    `logps` under the policy that drew it and `reference_logps` (null without a tie to a reference), both at the
-    temperature of the drawing, and `advantages`.
+    Inputs to recompute losses from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and per token of the answer `logps`
+    under the sampling policy and `reference_logps` (null without a reference), both at the sampling temperature, and
+    `advantages`.
 
-    With tools `answer` is the last turn, `tokens` are those that the policy has drawn, `turns` their number, and `used`
-    the calls with what was answered. `answer_ids` is then all of the turns with what stands between them; `drawn` says
-    which of it the policy has drawn, and the other tokens' values are 0.
+    With tools `answer` is the last turn, `tokens` counts sampled tokens, `turns` the turns, and `used` holds the calls
+    with their answers. `answer_ids` then covers all turns and the text between them; `drawn` marks the sampled tokens,
+    and the values of other tokens are 0.
     """
     more: dict[str, pa.DataType] = {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())} if tools else {}
     return pa.schema(
@@ -69,12 +69,12 @@ def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
 def keep_batch(
     folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str], tools: bool = False
 ) -> None:
-    """Write a batch's answers; a training that draws it again writes the same."""
+    """Write a batch's answers; a training that samples it again writes the same."""
     write_table(folder / batch_name(batch), pa.Table.from_pylist(list(answers), schema_of(names, tools)))
 
 
 def gather_batches(folder: Path, batches: int, out: Path) -> None:
-    """Write all batches into one table."""
+    """Concatenate all batches in one table."""
     with atomic_write(out) as sink:
         writer: pq.ParquetWriter | None = None
         for batch in range(batches):
@@ -87,12 +87,12 @@ def gather_batches(folder: Path, batches: int, out: Path) -> None:
 
 
 def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -> list[dict[str, Any]] | None:
-    """A batch's answers from the first of some folders that knows it, a finished stage's or an unfinished one's.
+    """Read a batch's answers from the first folder that has it: of a finished or of an unfinished stage.
 
     Args:
-        folders: to look in.
-        batch: its number, from 0.
-        with_tokens: whether TOKEN_COLUMNS are wanted too.
+        folders: folders to search.
+        batch: number of the batch, from 0.
+        with_tokens: True to read TOKEN_COLUMNS too.
     """
     for folder in folders:
         if (folder / ANSWERS).exists():
@@ -111,5 +111,5 @@ def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
 
 
 def batch_name(batch: int) -> str:
-    """The file of a batch, beside the checkpoints."""
+    """File name of a batch."""
     return f"batch-{batch:08d}.parquet"

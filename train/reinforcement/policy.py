@@ -22,9 +22,10 @@ VALUE_HEAD = "value_head"
 
 
 class Opinion(NamedTuple):
-    """Of n answers of r tokens: log-probabilities and values with gradients, the entropy without; (n, r) float32.
+    """Policy outputs for n answers of r tokens: log-probabilities and values with gradients, entropy without; (n, r)
+    float32.
 
-    `values` is None where there is no critic. Where an answer has no token all are 0.
+    `values` is None without a critic. Entries without a token are 0.
     """
 
     logps: Tensor
@@ -33,18 +34,18 @@ class Opinion(NamedTuple):
 
 
 def add_critic(model: nn.Module) -> None:
-    """Put a critic on a policy: one number from each last hidden state. It begins at zero."""
+    """Add a critic to a policy: a zero-initialised linear layer from the last hidden state to one number."""
     width = model.shape.width  # type: ignore[union-attr]
     setattr(model, VALUE_HEAD, nn.Linear(width, 1))  # type: ignore[arg-type]
 
 
 def is_critic(name: str) -> bool:
-    """Whether a parameter is the critic's."""
+    """True for the critic's parameters."""
     return name.startswith(f"{VALUE_HEAD}.")
 
 
 def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
-    """Run a model, sharded or not, over prompts and answers."""
+    """Run a model, sharded or not, on prompts and answers."""
 
     def head(hidden: Tensor, matrix: Tensor) -> Opinion:
         rows = torch.arange(len(part.mask), device=hidden.device)[:, None].expand_as(part.mask)[part.mask]
@@ -63,15 +64,15 @@ def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
 
 
 def token_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, and the entropy (without gradient) that it was drawn with; both (m,) float32.
+    """Log-probability of each token, and the entropy (without gradient) of its distribution; both (m,) float32.
 
-    The logits of all tokens never exist at once: each chunk's are computed again on the way back.
+    The logits of all tokens never exist at once: the backward pass recomputes each chunk.
 
     Args:
-        hidden: (m, d) the states that predict the tokens.
+        hidden: (m, d) hidden states that predict the tokens.
         matrix: (v, d), the output matrix.
         tokens: (m,) int64.
-        temperature: what logits are divided by.
+        temperature: divides logits.
     """
     size = chunk_rows(matrix)
     parts = [

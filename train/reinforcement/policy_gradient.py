@@ -1,9 +1,7 @@
-"""Advantages of tokens, and the losses of policies and critics: pure functions of numbers and masks.
+"""Advantages of tokens, and the losses of policies and critics, as pure functions of numbers and masks.
 
-Legend: n answers, g per prompt and side by side, r tokens of the longest.
-
-Legend: n answers, r tokens of the longest; everything is (n, r) unless it says otherwise. Position j is the answer's
-j-th token; where the mask is 0 nothing counts.
+Notation: n answers, g per prompt and adjacent, r tokens of the longest; arrays are (n, r) unless stated otherwise.
+Position j is the answer's j-th token; tokens outside the mask are ignored.
 """
 
 from __future__ import annotations
@@ -14,24 +12,24 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-4
-"""Added to the standard deviation that advantages are divided by (TRL's GRPOTrainer)."""
+"""Added to the divisor of advantages, a standard deviation (TRL's GRPOTrainer)."""
 WHITENING_FLOOR = 1e-8
-"""Added to the variance that PPO's advantages are divided by (TRL's masked_whiten)."""
+"""Added to the variance that divides PPO's advantages (TRL's masked_whiten)."""
 Scale = Literal["group", "batch", "none"]
 KlEstimator = Literal["k1", "k2", "k3"]
 Normalisation = Literal["sequence", "token", "constant"]
 
 
 def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
-    """Each answer's reward less the mean of its group, perhaps divided by a standard deviation; (n,).
+    """Rewards minus the mean of their group, optionally divided by a standard deviation; (n,).
 
     Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO). The deviation is the unbiased one
     (n - 1), as in TRL.
 
     Args:
-        rewards: (n,), the answers to a prompt side by side.
+        rewards: (n,), answers to a prompt adjacent.
         group_size: g.
-        scale: by the deviation of the group, of the whole batch, or by nothing.
+        scale: divisor: the deviation of the group, of the batch, or none.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.5, 0.5]), 2, "none").tolist()
     [0.5, -0.5, 0.0, 0.0]
@@ -45,26 +43,26 @@ def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
 
 
 def groups_without_variance(rewards: Tensor, group_size: int) -> Tensor:
-    """Which answers' groups got one and the same reward, so that nothing can be learned from them; (n,) bool."""
+    """Mask of answers whose group has equal rewards, and so no gradient; (n,) bool."""
     groups = rewards.view(-1, group_size)
     return (groups == groups[:, :1]).all(dim=1).repeat_interleave(group_size)
 
 
 def token_rewards(rewards: Tensor, divergence: Tensor, kl_weight: float, mask: Tensor) -> Tensor:
-    """PPO's reward of each token, (n, r): less for its divergence, and the answer's own reward at its last token.
+    """Rewards of tokens in PPO, (n, r): minus the weighted divergence, plus the answer's reward at its last token.
 
     Ouyang et al. 2022, equation 2, as a penalty per token (Stiennon et al. 2020, section 3.4).
 
     Args:
         rewards: (n,) of the answers.
-        divergence: (n, r) from the reference, per token.
+        divergence: (n, r) per token, from the reference.
         kl_weight: beta.
-        mask: (n, r) bool, at least one in each row; what lies between two runs of tokens is passed over.
+        mask: (n, r) bool, at least one in each row; tokens between two sampled runs are skipped.
     """
-    given = -kl_weight * divergence * mask
+    penalties = -kl_weight * divergence * mask
     places = torch.arange(mask.shape[1], device=mask.device)
     last = (places * mask).max(dim=1, keepdim=True).values
-    return given.scatter_add(1, last, rewards[:, None].to(given.dtype))
+    return penalties.scatter_add(1, last, rewards[:, None].to(penalties.dtype))
 
 
 def generalised_advantages(
@@ -72,19 +70,19 @@ def generalised_advantages(
 ) -> tuple[Tensor, Tensor]:
     """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r) each.
 
-    An answer that was cut ends like one that came to its end: nothing is to come behind its last token. What lies
-    between two runs of tokens, the answer of a tool, is passed over: the next token is the next one that was drawn.
+    A truncated answer ends like a complete one: nothing follows its last token. Tokens between two sampled runs, such
+    as a tool's answer, are skipped: the successor of a token is the next sampled one.
 
     Args:
         rewards: of each token.
-        values: what the critic expected before each token.
-        mask: bool, the tokens that were drawn.
+        values: the critic's estimates before each token.
+        mask: bool, the sampled tokens.
         discount: gamma.
         gae_lambda: lambda.
 
     Returns:
-        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and A_t + V_t, which the critic is
-        to learn; 0 where the mask is not.
+        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and A_t + V_t, the critic's targets;
+        0 outside the mask.
 
     >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]])
     >>> advantages, returns = generalised_advantages(rewards, values, torch.tensor([[True, True]]), 1.0, 1.0)
@@ -97,9 +95,9 @@ def generalised_advantages(
     following, after = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         surprise = rewards[:, t] + discount * after - values[:, t]
-        here = mask[:, t]
-        following = torch.where(here, surprise + discount * gae_lambda * following, following)
-        advantages[:, t], after = following * real[:, t], torch.where(here, values[:, t], after)
+        is_sampled = mask[:, t]
+        following = torch.where(is_sampled, surprise + discount * gae_lambda * following, following)
+        advantages[:, t], after = following * real[:, t], torch.where(is_sampled, values[:, t], after)
     return advantages, (advantages + values) * real
 
 

@@ -1,8 +1,7 @@
-"""The objective of reinforcement learning: a clipped surrogate over answers, with a tie to the reference, or a critic.
+"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term or a critic.
 
-A row is a place in the stream of answers: each step's rows follow those of the step before, so that every row is read
-once. Which answer it is follows from the step: the answers to a batch of prompts are shared out to some steps, and
-then perhaps all of it again.
+A row is a position in the stream of answers: each step's rows follow those of the previous step, so every row is read
+once. The step determines its answers: a batch's answers are distributed to several steps, for one or more epochs.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from gristmill.train.reinforcement.policy_gradient import kl_estimate, kl_loss, 
 from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
 
 OF_TOKENS = 4
-"""Sums over tokens behind the loss: tokens, entropy, divergence, clipped."""
+"""Sums over tokens, after the loss: tokens, entropy, divergence, clipped."""
 OF_ANSWERS = 10
-"""Sums over answers behind those: policy's loss, critic's loss, reward, its square, cut ones, those of flat groups,
-those that passed, turns, calls of tools, failed calls."""
+"""Sums over answers, after those: policy's loss, critic's loss, reward, its square, truncated, in groups with equal
+rewards, passed, turns, calls of tools, failed calls."""
 
 
 class InOrder:
-    """Rows are their own positions."""
+    """Order in which rows are their own positions."""
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """The positions."""
@@ -42,10 +41,10 @@ class InOrder:
 
 
 class Reinforcement:
-    """A loss over answers (see objective.Objective), which an actor draws and rewards.
+    """Loss over answers (see objective.Objective), which an actor samples and rewards.
 
     Args:
-        actor: fills its rollouts before a step's loss is asked for.
+        actor: fills its rollouts before a step's loss is computed.
         length: most tokens of prompt and answer.
         flops_per_token: model arithmetic of the updates.
     """
@@ -61,49 +60,49 @@ class Reinforcement:
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Answers: what makes tokens or answers count alike is in the weights of their tokens."""
+        """Number of answers: the weights of their tokens hold the normalisation."""
         return float(len(rows))
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of prompts and answers but padding."""
+        """Tokens of prompts and answers, without padding."""
         places = answers_of_rows(rows, self._section)
         return int((self._rollouts.sizes + self._rollouts.lengths)[torch.from_numpy(places)].sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> np.ndarray:
-        """The rows themselves: when they are prepared their answers may not be drawn yet."""
+        """The rows themselves, as their answers may not exist yet."""
         return rows
 
     def loss(self, model: nn.Module, batch: np.ndarray, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are those that OF_TOKENS and OF_ANSWERS name, and each reward."""
+        """See objective.Objective; sums: the loss, OF_TOKENS, OF_ANSWERS, and each reward."""
         real = float(bool(len(batch)))
         # An empty micro-batch computes too: its passes are collective operations.
         places = answers_of_rows(batch, self._section) if len(batch) else np.zeros(1, dtype=np.int64)
         part = self._rollouts.part(places).to(self._device)
-        found = opinion_of(model, part, self._section.temperature)
-        width = found.logps.shape[1]
+        opinion = opinion_of(model, part, self._section.temperature)
+        width = opinion.logps.shape[1]
         old, reference, advantages, weights = self._rollouts.of(
             places, width, self._device, "old", "reference", "advantages", "weights"
         )
-        of_policy, clipped = surrogate_loss(found.logps, old, advantages, self._section.clip, self._section.clip_high)
+        of_policy, clipped = surrogate_loss(opinion.logps, old, advantages, self._section.clip, self._section.clip_high)
         losses = of_policy
         if self._section.algorithm == "grpo" and self._section.kl_weight:
             losses = losses + self._section.kl_weight * kl_loss(
-                found.logps, old, reference, self._section.kl_kind, self._section.kl_correction
+                opinion.logps, old, reference, self._section.kl_kind, self._section.kl_correction
             )
-        of_critic = self._critic_losses(found, places, width)
+        of_critic = self._critic_losses(opinion, places, width)
         total = losses + self._section.critic.loss_weight * of_critic
         row_losses = (total * weights).sum(dim=1)
-        divergence = kl_estimate(found.logps.detach(), reference, "k3") * part.mask
+        divergence = kl_estimate(opinion.logps.detach(), reference, "k3") * part.mask
         sums = (
             torch.cat(
                 (
                     torch.stack(
                         [
-                            one.detach().double().sum()
-                            for one in (
+                            term.detach().double().sum()
+                            for term in (
                                 row_losses,
                                 part.mask,
-                                found.entropies,
+                                opinion.entropies,
                                 divergence,
                                 clipped & part.mask,
                                 of_policy * weights,
@@ -116,14 +115,14 @@ class Reinforcement:
             )
             * real
         )
-        # What is recorded of a row is how large its loss is: a surrogate may have either sign.
+        # The recorded loss of a row is absolute: a surrogate may have either sign.
         return Measured(row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None])
 
-    def _critic_losses(self, found: Opinion, places: np.ndarray, width: int) -> Tensor:
-        if found.values is None:
-            return torch.zeros_like(found.logps)
+    def _critic_losses(self, opinion: Opinion, places: np.ndarray, width: int) -> Tensor:
+        if opinion.values is None:
+            return torch.zeros_like(opinion.logps)
         before, returns = self._rollouts.of(places, width, self._device, "values", "returns")
-        return value_loss(found.values, before, returns, self._section.critic.clip)
+        return value_loss(opinion.values, before, returns, self._section.critic.clip)
 
     def _sums_of_answers(self, places: np.ndarray) -> Tensor:
         rollouts, chosen = self._rollouts, torch.from_numpy(places)
@@ -141,12 +140,12 @@ class Reinforcement:
         ).to(self._device)
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means by the names that TRL's GRPOTrainer gives them.
+        """Means under the names of TRL's GRPOTrainer.
 
         `kl` is the k3 estimate per token, `clip_ratio` a share of tokens, `completions/clipped_ratio` one of answers,
-        `frac_reward_zero_std` that of answers whose groups got one and the same reward. `completions/mean_turns` and
-        `tools/call_frequency` are of answers, `tools/failure_frequency` of calls. With a curriculum `pass_rate` is a
-        share of answers, and what begins with `curriculum/` is of the batch that they are of (see `PromptChoice`).
+        `frac_reward_zero_std` that of answers whose groups have equal rewards. `completions/mean_turns` and
+        `tools/call_frequency` are per answer, `tools/failure_frequency` per call. With a curriculum `pass_rate` is a
+        share of answers, and keys with the prefix `curriculum/` describe its batch (see `PromptChoice`).
         """
         (
             loss,
@@ -196,25 +195,25 @@ class Reinforcement:
         return line
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The ids of the prompts."""
+        """Ids of the prompts."""
         return {"prompts": list(dict.fromkeys(self._ids_of(rows)))}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every answer with its prompt's id and how large its loss was."""
+        """Each answer with its prompt's id and its absolute loss."""
         return [
-            {"id": one, "loss": float(losses[0]), "row": row}
-            for one, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)
+            {"id": prompt_id, "loss": float(losses[0]), "row": row}
+            for prompt_id, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)
         ]
 
     def _ids_of(self, rows: np.ndarray) -> list[str]:
-        """Of the prompt behind each row."""
-        # Rows are described in the step that reads them, when their batch is the one that is there.
+        """Prompt ids of rows."""
+        # Rows are described in the step that reads them, while their batch is current.
         numbers = self._rollouts.prompts[torch.from_numpy(answers_of_rows(rows, self._section))].tolist()
         return [self._actor.prompts[number].example["id"] for number in numbers]
 
 
 def answers_of_rows(rows: np.ndarray, section: Rl) -> np.ndarray:
-    """Which answer of its batch each row is, int64: steps of a batch share its answers out, epoch after epoch."""
+    """Index of each row's answer in its batch, int64: steps divide a batch's answers, epoch after epoch."""
     step, place = np.divmod(rows, section.global_batch_size)
-    found: np.ndarray = step % section.steps_per_batch * section.global_batch_size + place
-    return found
+    answers: np.ndarray = step % section.steps_per_batch * section.global_batch_size + place
+    return answers

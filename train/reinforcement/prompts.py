@@ -1,4 +1,4 @@
-"""Prompts made ready to be answered: encoded, held out, and in which order each step learns from them."""
+"""Prompts of reinforcement learning: reading, encoding, held-out prompts, and the order of steps."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from gristmill.train.reinforcement.tools.toolbox import Toolbox
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be answered.
+    """A prompt to answer.
 
     Attributes:
-        example: what it was made from: id, prompt (messages), and perhaps answer, tools and columns.
-        ids: of the conversation, up to where the assistant speaks.
-        offered: names of the tools that it describes and that may be called.
+        example: source record: id, prompt (messages), optionally answer, tools and columns.
+        ids: of the conversation, up to the assistant's turn.
+        offered: names of the tools described in the prompt.
     """
 
     example: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Prompt:
 
     @property
     def answer(self) -> str | None:
-        """The right one, if it is known."""
+        """Right answer, if known."""
         return self.example.get("answer")
 
 
@@ -56,59 +56,67 @@ def read_prompts(
     inputs: Mapping[str, Path] | None = None,
     tools: OfferedTools | None = None,
 ) -> tuple[list[Prompt], list[dict[str, Any]]]:
-    """Read and encode all sets of prompts, in their order.
+    """Read and encode all sets of prompts, in order.
 
     Args:
-        data: where they are.
-        rewards: some of which may want a right answer.
+        data: the sets.
+        rewards: rewards, which may need right answers.
         chat: tokenizer and template.
         longest: most tokens of a prompt.
-        inputs: of the stage, among them the sets that the manifest makes.
-        tools: that may be called, and how prompts describe them.
+        inputs: of the stage, including sets made by the run.
+        tools: tools to call, with their format.
 
     Returns:
-        the usable ones, each once, and counts per set: examples, used, repeated (of one that is there already), dropped
-        (too long), unrenderable (with the reasons).
+        the usable prompts without duplicates, and counts per set: examples, used, repeated (duplicates), dropped (too
+        long), unrenderable (with the reasons).
 
     Raises:
         NothingToTrainError: a set has no usable prompt.
-        gristmill.dataprep.judges.answer_checks.NoAnswerError: one has no answer that a reward compares with.
+        gristmill.dataprep.judges.answer_checks.NoAnswerError: a prompt lacks the answer that a reward compares with.
     """
-    found: dict[str, Prompt] = {}
+    prompts_by_id: dict[str, Prompt] = {}
     sets = []
-    for one in data:
-        read = read_set(
-            made_path(one.path, inputs or {}),
+    for prompt_set in data:
+        records = read_set(
+            made_path(prompt_set.path, inputs or {}),
             "prompts",
-            one.format,
-            one.limit,
-            one.max_quarantined,
-            one.answer,
+            prompt_set.format,
+            prompt_set.limit,
+            prompt_set.max_quarantined,
+            prompt_set.answer,
             columns_of(rewards),
         )
-        check_answers(f"rl data {one.path}", read.examples, rewards, one.answer)
-        prompts, counts = prepare_prompts(read.examples, chat, longest, tools)
+        check_answers(f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer)
+        prompts, counts = prepare_prompts(records.examples, chat, longest, tools)
         left_out = counts.pop("left_out")
-        check_content(f"rl data {one.path}", left_out, read.places(), read.records, one.max_quarantined)
+        check_content(
+            f"rl data {prompt_set.path}", left_out, records.places(), records.records, prompt_set.max_quarantined
+        )
         if not prompts:
             raise NothingToTrainError(
-                f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
+                f"rl data {prompt_set.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
                 f"({why_left_out(counts)}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the data"
             )
-        fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in found}
-        found |= fresh
+        fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in prompts_by_id}
+        prompts_by_id |= fresh
         sets.append(
-            {"path": one.path, **read.counts(), **counts, "used": len(fresh), "repeated": len(prompts) - len(fresh)}
+            {
+                "path": prompt_set.path,
+                **records.counts(),
+                **counts,
+                "used": len(fresh),
+                "repeated": len(prompts) - len(fresh),
+            }
         )
-    return list(found.values()), sets
+    return list(prompts_by_id.values()), sets
 
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The tools of a training as prompts describe them.
+    """Tools of a training, with the format of prompts and calls.
 
     Attributes:
-        form: how prompts and calls are written.
+        form: format of prompts and calls.
         toolbox: the tools.
     """
 
@@ -116,18 +124,18 @@ class OfferedTools:
     toolbox: Toolbox
 
     def encode(self, example: Mapping[str, Any]) -> tuple[list[int], tuple[str, ...]]:
-        """Tokens of a prompt, and the names of the tools that it offers: those that its record describes, or all.
+        """Tokens of a prompt, and the names of its tools: those that the record describes, or all.
 
         Raises:
             ChatError: the record describes a tool that the training does not have, or the template refuses the prompt.
         """
-        told = [str(tool.get("function", tool).get("name")) for tool in example.get("tools", ())]
-        if unknown := [name for name in told if name not in self.toolbox.names]:
+        names = [str(tool.get("function", tool).get("name")) for tool in example.get("tools", ())]
+        if unknown := [name for name in names if name not in self.toolbox.names]:
             raise ChatError(
                 f"`tools` of the record describes {unknown[0]!r}, which rl.tools does not have; it has "
                 f"{', '.join(self.toolbox.names)}"
             )
-        offered = tuple(told) or self.toolbox.names
+        offered = tuple(names) or self.toolbox.names
         return self.form.prompt(example["prompt"], self.toolbox.descriptions(offered)), offered
 
 
@@ -160,10 +168,10 @@ def prepare_prompts(
 
 
 def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on, and those to measure, chosen by a hash of seed and prompt; at most `limit` of the latter.
+    """Split prompts into training and held-out ones, by a hash of seed and prompt; at most `limit` held out.
 
     Raises:
-        NothingToTrainError: all are held out.
+        NothingToTrainError: all prompts are held out.
     """
     held_out = [prompt for prompt in prompts if is_held_out(prompt.example, share, seed)]
     training = [prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)]
@@ -175,7 +183,7 @@ def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tup
 
 
 def fingerprint_of_prompts(prompts: Sequence[Prompt]) -> str:
-    """32 hexadecimal digits of prompts' ids and right answers, in their order."""
+    """Hash of prompts' ids and right answers, in order: 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
         digest.update(canonical_json([list(prompt.ids), prompt.answer]))
@@ -183,17 +191,17 @@ def fingerprint_of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def write_prompt_ids(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write the ids of the prompts that are trained on, a line each."""
+    """Write the ids of the training prompts, one per line."""
     with atomic_write(path) as sink:
         sink.write("".join(f"{prompt.example['id']}\n" for prompt in prompts).encode())
 
 
 @dataclass(frozen=True)
 class PromptPlan:
-    """How the prompts of a batch are shared out to its steps, epoch after epoch.
+    """Distribution of a batch's prompts to its steps, epoch after epoch.
 
     Attributes:
-        prompts_per_step: each with a whole group of answers.
+        prompts_per_step: prompts per step, each with a full group of answers.
         steps_per_batch, epochs_per_batch: see the section `rl`.
     """
 
@@ -202,30 +210,30 @@ class PromptPlan:
     epochs_per_batch: int
 
     def positions(self, step: int) -> tuple[int, int]:
-        """The first position of a step (counted from 0) in the order of the prompts, and how many it takes."""
+        """First position of a step (counted from 0) in the order of the prompts, and the number of positions."""
         batch, within = divmod(step, self.steps_per_batch * self.epochs_per_batch)
         first = batch * self.steps_per_batch + within % self.steps_per_batch
         return first * self.prompts_per_step, self.prompts_per_step
 
     def rows(self, order: RowOrder, step: int) -> np.ndarray:
-        """The numbers of the prompts (int64) of a step."""
+        """Numbers of the prompts (int64) of a step."""
         return order.span(*self.positions(step))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
-        """The steps that learn from some positions, counted from 0, int64, (epochs, n): inverts `positions`."""
+        """Steps that train on some positions, counted from 0, int64, (epochs, n): the inverse of `positions`."""
         batch, within = np.divmod(positions // self.prompts_per_step, self.steps_per_batch)
         epochs = np.arange(self.epochs_per_batch, dtype=np.int64)[:, None]
         steps: np.ndarray = (batch * self.epochs_per_batch + epochs) * self.steps_per_batch + within
         return steps
 
     def end(self, steps: int) -> int:
-        """How many positions so many steps, or the batch that they end in, take."""
+        """Number of positions used by `steps` steps, rounded up to full batches."""
         batches = -(-steps // (self.steps_per_batch * self.epochs_per_batch))
         return batches * self.steps_per_batch * self.prompts_per_step
 
 
 def prompt_plan_of(section: Rl) -> PromptPlan:
-    """The plan that a section asks for."""
+    """Plan of a section."""
     return PromptPlan(
         section.global_batch_size // section.group_size, section.steps_per_batch, section.epochs_per_batch
     )

@@ -1,4 +1,4 @@
-"""What answers are rewarded with: the built-in checks, reward models, and functions of the user's."""
+"""Rewards of answers: built-in checks, reward models, and user functions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 
 PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"})
-"""A conversation that shows what the template writes behind the end of an answer."""
+"""Conversation that shows the text written by the template after the end of an answer."""
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
-"""Rewards (n,) float32 of n answers."""
+"""Function from prompts and answers to rewards (n,) float32."""
 ROWS = 16
-"""Conversations per forward pass of a reward model that scores texts."""
+"""Conversations per forward pass of a reward model on texts."""
 
 
 class RewardModelError(ValueError):
@@ -31,85 +31,85 @@ class RewardModelError(ValueError):
 
 
 def text_of(chat: Chat, answer: Generated) -> str:
-    """An answer as checks see it, its last turn: without the token that ends it, and without special tokens."""
+    """Text of an answer's last turn for checks, without the stop token and special tokens."""
     last = answer.turns[-1]
     return chat.decode(last[:-1] if answer.ended else last)
 
 
 def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
-    """The messages that an answer consists of: what the assistant says, and what the tools that it calls answer."""
+    """Messages of an answer: the assistant's turns, and the tools' answers to its calls."""
     *earlier, _ = answer.turns
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for number, turn in enumerate(earlier, start=1):
-        used = [one for one in answer.used if one.turn == number]
-        found.append(
+        used = [call for call in answer.used if call.turn == number]
+        messages.append(
             {
                 "role": "assistant",
                 "content": chat.decode(turn, special=True),
                 "tool_calls": [
-                    {"type": "function", "function": {"name": one.name, "arguments": one.arguments}} for one in used
+                    {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in used
                 ],
             }
         )
-        found += [{"role": "tool", "name": one.name, "content": one.answer} for one in used]
-    return [*found, {"role": "assistant", "content": text_of(chat, answer)}]
+        messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in used]
+    return [*messages, {"role": "assistant", "content": text_of(chat, answer)}]
 
 
 def rewards_of(
     section: Sequence[AnyReward], inputs: Mapping[str, Path], chat: Chat, vocab_size: int, world: World, rows: int
 ) -> Given:
-    """What gives answers (n) all their rewards, (n, k) float32 on the CPU, without weights; called on all ranks.
+    """Function from n answers to all rewards, (n, k) float32 on the CPU, without weights; called on all ranks.
 
     Args:
-        section: which rewards.
-        inputs: of the stage, among them the stage `reward` if it is there.
+        section: the rewards.
+        inputs: of the stage, including the stage `reward` if it exists.
         chat: tokenizer and template.
         vocab_size: of the policy.
         world: the processes; reward models compute on their devices.
         rows: answers per forward pass of a reward model.
 
     Raises:
-        RewardModelError: a reward model is asked for, but there is none, or it knows other ids.
+        RewardModelError: a reward model is missing, or has another vocabulary.
         OwnCodeError: a function of the user's cannot be loaded or called.
     """
 
-    def part_of(one: AnyReward) -> Given:
-        if isinstance(one, OwnReward):
-            return _on_first(_by_own(one, chat), world)
-        if isinstance(one, ModelReward):
-            return _shared(_by_model(_reward_folder(one, inputs), chat, vocab_size, world.device, rows), world)
-        return _shared(_by_check(one, chat), world)
+    def part_of(reward: AnyReward) -> Given:
+        if isinstance(reward, OwnReward):
+            return _on_first(_by_own(reward, chat), world)
+        if isinstance(reward, ModelReward):
+            return _shared(_by_model(_reward_folder(reward, inputs), chat, vocab_size, world.device, rows), world)
+        return _shared(_by_check(reward, chat), world)
 
-    parts = [part_of(one) for one in section]
+    parts = [part_of(entry) for entry in section]
     return lambda prompts, answers: torch.stack([part(prompts, answers) for part in parts], dim=1)
 
 
-def _shared(given: Given, world: World) -> Given:
-    """The same of all answers, of which every rank works out its share."""
+def _shared(reward: Given, world: World) -> Given:
+    """Distribute a reward of all answers over the ranks."""
 
-    def whole(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        own = slice(world.data_rank, None, world.data_size)
-        found = torch.zeros(len(answers), device=world.device)
-        found[own] = given(prompts[own], answers[own]).to(found.device)
-        return sum_over_ranks(found, world).cpu()
+    def all_rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+        rank_share = slice(world.data_rank, None, world.data_size)
+        rewards = torch.zeros(len(answers), device=world.device)
+        rewards[rank_share] = reward(prompts[rank_share], answers[rank_share]).to(rewards.device)
+        return sum_over_ranks(rewards, world).cpu()
 
-    return whole
+    return all_rewards
 
 
-def _on_first(given: Given, world: World) -> Given:
-    """The same, worked out on the first rank: a function that compares answers sees all of them, however many ranks."""
-    return lambda prompts, answers: on_first(lambda: given(prompts, answers), world)
+def _on_first(reward: Given, world: World) -> Given:
+    """Compute a reward on the first rank, as a function that compares answers must see all of them."""
+    return lambda prompts, answers: on_first(lambda: reward(prompts, answers), world)
 
 
 def _by_own(reward: OwnReward, chat: Chat) -> Given:
-    """What a function of the user's gives.
+    """Reward by a user's function.
 
     Raises:
-        OwnCodeError: it cannot be called with what it is given.
+        OwnCodeError: it cannot be called with its arguments.
     """
     ask = own_reward(reward)
 
-    def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+    def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         examples = [prompt.example for prompt in prompts]
         columns = record_columns(reward, examples, [example["prompt"] for example in examples])
         return torch.tensor(
@@ -122,13 +122,13 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
             dtype=torch.float32,
         )
 
-    return given
+    return rewards
 
 
 def _by_check(reward: AnyReward, chat: Chat) -> Given:
     check = verifier_of(reward)
 
-    def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+    def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         return torch.tensor(
             [
                 check(Answer(text_of(chat, answer), answer.num_drawn - answer.ended, prompt.answer))
@@ -137,7 +137,7 @@ def _by_check(reward: AnyReward, chat: Chat) -> Given:
             dtype=torch.float32,
         )
 
-    return given
+    return rewards
 
 
 def _reward_folder(reward: ModelReward, inputs: Mapping[str, Path]) -> Path:
@@ -160,7 +160,7 @@ def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, r
         )
     tail = chat_tail(chat)
 
-    def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+    def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         return _score(
             model,
             [
@@ -171,40 +171,40 @@ def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, r
             rows,
         )
 
-    return given
+    return rewards
 
 
 @torch.no_grad()
 def _score(model: RewardModel, conversations: Sequence[Sequence[int]], pad: int, rows: int) -> Tensor:
-    """What a reward model gives n conversations, (n,) float32 on the CPU; what is beyond its context is cut off."""
-    found, device = [torch.zeros(0)], model.score.weight.device
+    """Scores of a reward model for n conversations, (n,) float32 on the CPU; truncates to its context."""
+    chunks, device = [torch.zeros(0)], model.score.weight.device
     for start in range(0, len(conversations), rows):
-        part = [one[: model.shape.sequence_length] for one in conversations[start : start + rows]]
-        ids = torch.full((len(part), max(map(len, part))), pad, dtype=torch.int64)
-        for row, tokens in enumerate(part):
+        batch = [conversation[: model.shape.sequence_length] for conversation in conversations[start : start + rows]]
+        ids = torch.full((len(batch), max(map(len, batch))), pad, dtype=torch.int64)
+        for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.tensor(tokens)
-        found.append(scores(model, ids.to(device), pad).float().cpu())
-    return torch.cat(found)
+        chunks.append(scores(model, ids.to(device), pad).float().cpu())
+    return torch.cat(chunks)
 
 
 def load_answer_scorer(folder: str) -> Callable[[Sequence[Sequence[Mapping[str, Any]]]], list[float]]:
-    """What gives n conversations, messages that end with an answer, the scores of a reward model.
+    """Function from n conversations, messages that end with an answer, to scores of a reward model.
 
     Args:
-        folder: as the stage `reward` writes it: the model with its tokenizer and chat template.
+        folder: output of the stage `reward`: the model with its tokenizer and chat template.
 
     Raises:
-        gristmill.train.data.conversation_tokens.ChatError: it has no chat template, or that refuses a conversation.
+        gristmill.train.data.conversation_tokens.ChatError: it has no chat template, or the template rejects a conversation.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chat, model = Chat(as_path(folder)), load_reward_model(as_path(folder), device)
     return lambda conversations: _score(
-        model, [chat.encode(one).ids.tolist() for one in conversations], chat.pad, ROWS
+        model, [chat.encode(messages).ids.tolist() for messages in conversations], chat.pad, ROWS
     ).tolist()
 
 
 def chat_tail(chat: Chat) -> list[int]:
-    """What a conversation has behind the end of its last answer, which a reward model was trained to see."""
+    """Tokens of a conversation after the end of its last answer, as in the reward model's training."""
     tokens = chat.encode(PROBE)
     last = int((tokens.turns > 0).nonzero()[0][-1])
     tail: list[int] = tokens.ids[last + 1 :].tolist()

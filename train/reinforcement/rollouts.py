@@ -1,7 +1,7 @@
-"""A batch of answers with all that updates learn from them, as tensors that lie in checkpoints.
+"""Batch of answers with all inputs of its updates, as tensors for checkpoints.
 
-A training that is killed between two updates of one batch resumes with the same answers: the model that
-gave them no longer exists.
+A training killed between two updates of a batch resumes with the same answers, as the policy that sampled them no
+longer exists.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gristmill.train.reinforcement.kept_answers import batch_name, keep_batch, r
 from gristmill.train.reinforcement.tools.used import Used
 
 NO_BATCH = -1
-"""In place of a batch's number, before the first."""
+"""Number of the batch before the first one."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer as it was drawn.
+    """A sampled answer.
 
     Attributes:
-        tokens: its ids, with the one that ends it; of several turns with what stands between them.
-        ended: whether it has one, else it was cut.
-        drawn: which of its ids the policy has drawn; the others are answers of tools and what the template writes
-            around them. All are drawn if absent.
-        used: the calls of tools with their answers, in their order.
-        logps: of the ids under what drew them, where that is another engine; 0 where they were not drawn.
+        tokens: ids, including the stop token; of several turns including the text between them.
+        ended: True with a stop token, False if truncated.
+        drawn: True for sampled ids; the others are answers of tools and the template's text around them. All are
+        sampled if absent.
+        used: calls of tools with their answers, in order.
+        logps: log-probabilities of the ids by an external engine; 0 for ids not sampled.
     """
 
     tokens: list[int]
@@ -48,18 +48,18 @@ class Generated:
 
     @property
     def turns(self) -> list[list[int]]:
-        """The ids of each turn of the assistant; between two of them there is always something that was not drawn."""
+        """Ids of each turn of the assistant; turns are separated by ids not sampled."""
         if self.drawn is None:
             return [self.tokens]
         return [
             [token for token, _ in turn]
-            for drawn, turn in groupby(zip(self.tokens, self.drawn, strict=True), key=lambda one: one[1])
+            for drawn, turn in groupby(zip(self.tokens, self.drawn, strict=True), key=lambda pair: pair[1])
             if drawn
         ]
 
     @property
     def num_drawn(self) -> int:
-        """Tokens that the policy has drawn."""
+        """Number of tokens sampled from the policy."""
         return len(self.tokens) if self.drawn is None else sum(self.drawn)
 
 
@@ -68,9 +68,9 @@ class Part:
     """Some answers, padded; n rows, t tokens of prompt and answer, r of the longest answer.
 
     Attributes:
-        ids: (n, t) prompt and answer, padded on the right.
-        columns: (n, r) where the hidden state is that predicts each token of the answer.
-        mask: (n, r) bool, which are tokens that the policy has drawn.
+        ids: (n, t) prompt and answer, right-padded.
+        columns: (n, r) position of the hidden state that predicts each token of the answer.
+        mask: (n, r) bool, the tokens sampled from the policy.
         tokens: (n, r) the answer.
     """
 
@@ -80,57 +80,57 @@ class Part:
     tokens: Tensor
 
     def to(self, device: torch.device) -> Part:
-        """The same on a device."""
+        """Copy on a device."""
         return Part(*(part.to(device, non_blocking=True) for part in (self.ids, self.columns, self.mask, self.tokens)))
 
 
 class Rollouts:
-    """The answers that are learned from now, on the CPU and the same on every rank; N answers of at most R tokens.
+    """Current answers, on the CPU and equal on every rank; N answers of at most R tokens.
 
     Args:
-        section: how many, and how long.
+        section: number and length of answers.
         length: most tokens of prompt and answer.
         pad: the padding id.
 
     Attributes:
-        batch: () int64, which batch of prompts they answer, from 0; NO_BATCH before the first.
-        prompts: (N,) int64, numbers of the prompts that are trained on.
+        batch: () int64, number of the batch of prompts, from 0; NO_BATCH before the first.
+        prompts: (N,) int64, numbers of training prompts.
         rewards: (N, k) float32 of each reward, without its weight.
-        totals: (N,) float32, all of them, weighted.
-        drawn: (N, R) bool, which tokens of the answers the policy has drawn; None without tools, where it has all.
+        totals: (N,) float32, weighted sums of the rewards.
+        drawn: (N, R) bool, the sampled tokens of the answers; None without tools: all tokens.
         used: (N, 3) int64, turns, calls of tools and failed calls of each answer; None without tools.
-        old, reference, values: (N, R) float32, log-probabilities of the tokens under the policy that drew them and
-            under the reference, and what the critic expected before each.
+        old, reference, values: (N, R) float32, log-probabilities of the tokens under the sampling policy and under the
+        reference, and the critic's estimates before each token.
         advantages, returns: (N, R) float32.
         weights: (N, R) float32, see surrogate.token_weights.
-        flat: (N,) bool, whose group got one and the same reward.
+        flat: (N,) bool, True if the group has equal rewards.
     """
 
     def __init__(self, section: Rl, length: int, pad: int) -> None:
-        count, most = section.rollouts_per_batch, section.max_new_tokens
+        count, max_tokens = section.rollouts_per_batch, section.max_new_tokens
         self._pad = pad
         self.batch = torch.tensor(NO_BATCH)
         self.prompts, self.sizes, self.lengths = (torch.zeros(count, dtype=torch.int64) for _ in range(3))
         self.ids = torch.full((count, length), pad, dtype=torch.int32)
         self.ended, self.flat = (torch.zeros(count, dtype=torch.bool) for _ in range(2))
         self.rewards, self.totals = torch.zeros(count, len(section.rewards)), torch.zeros(count)
-        self.drawn = torch.zeros(count, most, dtype=torch.bool) if section.tools else None
+        self.drawn = torch.zeros(count, max_tokens, dtype=torch.bool) if section.tools else None
         self.used = torch.zeros(count, 3, dtype=torch.int64) if section.tools else None
         self.old, self.reference, self.values, self.advantages, self.returns, self.weights = (
-            torch.zeros(count, most) for _ in range(6)
+            torch.zeros(count, max_tokens) for _ in range(6)
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint; filled in place when one is loaded."""
+        """State for a checkpoint, loaded in place."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def put(self, prompts: np.ndarray, prompt_ids: Sequence[Sequence[int]], answers: Sequence[Generated]) -> None:
-        """Take the answers of a new batch; what is known about the last one is forgotten.
+        """Store the answers of a new batch and reset all values of the last one.
 
         Args:
             prompts: (N,) their numbers.
             prompt_ids: the tokens of each.
-            answers: one for each.
+            answers: one per prompt.
         """
         for name, value in self.tensors().items():
             value.fill_(self._pad if name == "ids" else 0)
@@ -142,11 +142,11 @@ class Rollouts:
             if self.drawn is not None and self.used is not None:
                 self.drawn[row, : len(answer.tokens)] = torch.tensor(answer.drawn or [True] * len(answer.tokens))
                 self.used[row] = torch.tensor(
-                    [len(answer.turns), len(answer.used), sum(one.failed for one in answer.used)]
+                    [len(answer.turns), len(answer.used), sum(call.failed for call in answer.used)]
                 )
 
     def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, Any]]:
-        """What `kept_answers.TOKEN_COLUMNS` name, of each answer."""
+        """Columns `kept_answers.TOKEN_COLUMNS` of each answer."""
         for row, (size, length) in enumerate(zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)):
             yield {
                 "prompt_ids": self.ids[row, :size].tolist(),
@@ -159,19 +159,19 @@ class Rollouts:
 
     @property
     def mask(self) -> Tensor:
-        """(N, R) bool, which are tokens of answers that the policy has drawn: what is learned from."""
+        """(N, R) bool: tokens of answers sampled from the policy, which are trained on."""
         within = torch.arange(self.old.shape[1]) < self.lengths[:, None]
         return within if self.drawn is None else within & self.drawn
 
     def part(self, rows: np.ndarray) -> Part:
-        """Some of the answers, padded to the longest of them."""
+        """Some answers, padded to the longest of them."""
         chosen = torch.from_numpy(rows)
         sizes, lengths = self.sizes[chosen], self.lengths[chosen]
         longest = int((sizes + lengths).max())
         t = min(self.ids.shape[1], -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
         places = torch.arange(int(lengths.max()))
         mask = self.mask[chosen, : len(places)]
-        # Logits at a position are of the token behind it.
+        # Logits at a position predict the next token.
         columns = torch.where(mask, sizes[:, None] - 1 + places, 0)
         ids = self.ids[chosen, :t].long()
         tokens = torch.where(mask, ids.gather(1, columns + 1), 0)
@@ -184,13 +184,13 @@ class Rollouts:
 
 
 def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int) -> None:
-    """Copy the batches that the training of a checkpoint has learned from up to it, unless they are there.
+    """Copy the batches used by the training of a checkpoint, unless they exist.
 
     Raises:
-        FileNotFoundError: they are not in the stage's folder that the checkpoint lies in.
+        FileNotFoundError: the checkpoint's stage folder does not have them.
     """
     if not checkpoint.name.startswith(PREFIX) or not is_complete(checkpoint):
-        return  # The loop refuses it with the reason.
+        return  # The loop rejects it with the reason.
     stage = checkpoint.parents[2]
     for batch in range(-(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)):
         if (folder / batch_name(batch)).exists():

@@ -1,6 +1,6 @@
-"""Draws answers from a model that is being trained: every process gets its whole weights, and answers its share.
+"""Sampling of answers from a model in training: every process gets the full weights, and answers its share.
 
-The weights are those as they are now, adapters merged, in the dtype that the training computes in.
+The weights are the current ones, with adapters merged, in the dtype of the training.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from gristmill.train.reinforcement.policy import is_critic
 from gristmill.train.reinforcement.rollouts import Generated
 
 LAYER_PARTS = 3
-"""Of a parameter's name, up to its layer: `model.layers.0`."""
+"""Parts of a parameter's name up to its layer: `model.layers.0`."""
 
 
 class Engine(Protocol):
-    """Draws from a copy of the policy."""
+    """Interface of engines, which sample from a copy of the policy."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Take the policy's weights as they are now, by name."""
+        """Load the policy's current weights, by name."""
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """An answer to each request."""
+        """Answer each request."""
 
 
 class OwnEngine:
-    """This package's scheduler, on the device that trains.
+    """Gristmill's scheduler, on the training device.
 
     Args:
         shape: of the model.
-        dtype: that is computed in.
-        rows: answers at the same time.
-        device: where.
+        dtype: of the computation.
+        rows: answers at a time.
+        device: of the copy.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> None:
@@ -59,9 +59,9 @@ class OwnEngine:
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """See `Engine.load`."""
-        own = dict(self._copy.named_parameters())
+        parameters = dict(self._copy.named_parameters())
         for name, tensor in weights:
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
         """See `Engine.draw`."""
@@ -69,14 +69,14 @@ class OwnEngine:
 
 
 class Sampler:
-    """Answers requests with the policy as it is.
+    """Answers requests with the current policy.
 
     Args:
         model: sharded; read again before each batch.
-        lora: its adapters, if it has some.
-        engine: draws on this rank.
+        lora: its adapters, if any.
+        engine: samples on this rank.
         world: the processes.
-        dialogue: has several turns and tools; an answer is one turn if absent.
+        dialogue: turns and tool calls; an answer is a single turn if absent.
     """
 
     def __init__(
@@ -85,34 +85,34 @@ class Sampler:
         self._model, self._lora, self._engine, self._world, self._dialogue = model, lora, engine, world, dialogue
 
     def answer(self, asked: Sequence[Asked]) -> list[Generated]:
-        """An answer to each request, the same on every rank; every rank calls this together, with the same requests."""
+        """Answer each request, with the same results on every rank; a collective call with the same requests."""
         self._engine.load(self._weights())
-        own = [asked[number] for number in range(self._world.data_rank, len(asked), self._world.data_size)]
+        rank_requests = [asked[number] for number in range(self._world.data_rank, len(asked), self._world.data_size)]
         drawn = (
-            self._engine.draw([one.request for one in own])
+            self._engine.draw([one.request for one in rank_requests])
             if self._dialogue is None
-            else (self._dialogue.answers(self._engine.draw, own))
+            else (self._dialogue.answers(self._engine.draw, rank_requests))
         )
         everybody: list[tuple[int, list[Generated]]] = [(self._world.data_rank, drawn)]
         if self._world.size > 1:
             gathered: list[tuple[int, list[Generated]]] = [(0, [])] * self._world.size
             dist.all_gather_object(gathered, everybody[0])
             everybody = gathered
-        found: list[Generated] = [Generated([], False)] * len(asked)
+        answers: list[Generated] = [Generated([], False)] * len(asked)
         for rank, share in everybody:
-            found[rank :: self._world.data_size] = share
-        return found
+            answers[rank :: self._world.data_size] = share
+        return answers
 
     @torch.no_grad()
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights, adapters merged, a layer at a time."""
+        """The policy's weights, adapters merged, layer by layer."""
         for _, layer in groupby(_whole(self._model), key=lambda item: item[0].split(".")[:LAYER_PARTS]):
             tensors = dict(layer)
             yield from (tensors if self._lora is None else merged(tensors, self._lora)).items()
 
 
 def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a policy, without its critic, gathered one by one; those held rounded before their adapters."""
+    """Weights of a policy without its critic, gathered one by one; rounded ones precede their adapters."""
     rounded = rounded_weights(model)
     for name, parameter in model.named_parameters():
         if name.endswith(DOWN) and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None:
@@ -122,28 +122,28 @@ def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def drawn_by(scheduler: Scheduler, requests: Sequence[Request]) -> list[Generated]:
-    """The answer to each request; the scheduler must be idle."""
+    """Answers to the requests; the scheduler must be idle."""
     numbers = [scheduler.add(request) for request in requests]
     tokens: dict[int, list[int]] = {number: [] for number in numbers}
     ended: set[int] = set()
     while not scheduler.is_idle:
-        for one in scheduler.step():
-            tokens[one.number] += one.tokens
-            if one.stop is not None:
-                # The end is drawn like any other token, and learned from.
-                tokens[one.number].append(one.stop)
-                ended.add(one.number)
+        for chunk in scheduler.step():
+            tokens[chunk.number] += chunk.tokens
+            if chunk.stop is not None:
+                # The stop token is sampled and trained on like any other token.
+                tokens[chunk.number].append(chunk.stop)
+                ended.add(chunk.number)
     return [Generated(tokens[number], number in ended) for number in numbers]
 
 
 def sampling_of(temperature: float, seed: int, batch: int, prompt: str, place: int) -> Sampling:
-    """How one answer is drawn.
+    """Sampling parameters of an answer.
 
     Args:
         temperature: logits are divided by it.
         seed: of the training.
         batch: the number of the batch of prompts.
         prompt: the prompt's id.
-        place: of the answer in the batch.
+        place: index of the answer in the batch.
     """
     return Sampling(temperature, seed=seeded_key(seed, batch, prompt, place) >> 1)

@@ -1,8 +1,8 @@
-"""Rollouts through vLLM (`rl.rollouts: vllm`), by its public Python API; and the check that it draws from our policy.
+"""Rollouts through vLLM (`rl.rollouts: vllm`) by its public Python API, with a check of its log-probabilities.
 
-The policy's weights are written into a folder, which vLLM loads once and reads again before each batch
-(`collective_rpc("reload_weights")`, as its sleep mode and its examples have it). vLLM says how likely it thought each
-token that it drew; that must agree with what our own forward pass says of it, or nothing is learned from the batch.
+The policy's weights are written into a folder, which vLLM loads once and reloads before each batch
+(`collective_rpc("reload_weights")`, as in its sleep mode and examples). vLLM's log-probability of each sampled token
+must agree with the model's own forward pass; otherwise the batch is not used.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ SEED_BITS = 32
 
 
 class RolloutEngineError(RuntimeError):
-    """The engine that draws is not there, or draws from another policy than the one that learns."""
+    """A rollout engine that is missing, or that samples from another policy."""
 
 
 class VllmEngine:
-    """vLLM in this process, on the device that trains (see `sampler.Engine`).
+    """vLLM in this process, on the training device (see `sampler.Engine`).
 
     Args:
         shape: of the model.
-        dtype: that is computed in.
-        folder: where the weights are written for it.
+        dtype: of the computation.
+        folder: of the weights for vLLM.
         stops: ids that end an answer.
         pad: the padding id.
-        memory: share of the device's memory that it may take.
+        memory: share of the device's memory for vLLM.
 
     Raises:
         RolloutEngineError: vLLM is not installed.
@@ -63,20 +63,23 @@ class VllmEngine:
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """See `sampler.Engine.load`."""
         parts: dict[str, list[Tensor]] = {}
-        for one, tensor in weights:
-            if one in VOCABULARY_TENSORS:  # ours have rows that no id has
+        for source_name, tensor in weights:
+            if source_name in VOCABULARY_TENSORS:  # the model has padding rows
                 tensor = tensor[: self._shape.vocab_size]
-            for name, part in split_for_hf(one, tensor.detach(), self._shape).items():
+            for name, part in split_for_hf(source_name, tensor.detach(), self._shape).items():
                 parts.setdefault(name, []).append(part.to(self._dtype).cpu())
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / "config.json", hf_config(self._shape, DTYPES[self._dtype], self._stops, self._pad))
-        # Parts of a fused tensor have its name, and are joined by rows.
+        # Parts of a fused tensor share its name, and are joined by rows.
         write_tensors(
             self._folder / WEIGHTS_FILE,
-            {name: ready(torch.cat(one) if len(one) > 1 else one[0].contiguous()) for name, one in parts.items()},
+            {
+                name: ready(torch.cat(source_name) if len(source_name) > 1 else source_name[0].contiguous())
+                for name, source_name in parts.items()
+            },
         )
         if self._llm is None:
-            # Log-probabilities behind the temperature, which is the policy that learns.
+            # Log-probabilities after the temperature, as in the training policy.
             self._llm = import_module("vllm").LLM(
                 model=str(self._folder),
                 skip_tokenizer_init=True,
@@ -90,56 +93,58 @@ class VllmEngine:
         self._llm.reset_prefix_cache()
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """See `sampler.Engine.draw`; what is drawn for a request depends on its seed and prompt as far as vLLM has it
-        so, but for rounding, which differs with who is answered at the same time."""
+        """See `sampler.Engine.draw`; samples depend on seed and prompt as far as vLLM is deterministic, up to rounding
+        that depends on the batch."""
         if not requests:
             return []
-        wanted = [
+        sampling_params = [
             import_module("vllm").SamplingParams(
-                temperature=one.sampling.temperature,
-                max_tokens=one.max_new_tokens,
-                stop_token_ids=sorted(one.stops),
-                seed=content_key(one.sampling.seed, list(one.prompt), bits=SEED_BITS),
+                temperature=request.sampling.temperature,
+                max_tokens=request.max_new_tokens,
+                stop_token_ids=sorted(request.stops),
+                seed=content_key(request.sampling.seed, list(request.prompt), bits=SEED_BITS),
                 logprobs=0,
                 detokenize=False,
             )
-            for one in requests
+            for request in requests
         ]
-        found = self._llm.generate([{"prompt_token_ids": list(one.prompt)} for one in requests], wanted, use_tqdm=False)
-        return [_generated(one.outputs[0], request) for one, request in zip(found, requests, strict=True)]
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(request.prompt)} for request in requests], sampling_params, use_tqdm=False
+        )
+        return [_generated(output.outputs[0], request) for output, request in zip(outputs, requests, strict=True)]
 
 
 def _generated(output: Any, request: Request) -> Generated:
     tokens = list(output.token_ids)
-    logps = tuple(float(known[token].logprob) for token, known in zip(tokens, output.logprobs, strict=True))
+    logps = tuple(float(token_logps[token].logprob) for token, token_logps in zip(tokens, output.logprobs, strict=True))
     return Generated(tokens, bool(tokens) and tokens[-1] in request.stops, logps=logps)
 
 
 def check_agreement(answers: Sequence[Generated], ours: Tensor, mask: Tensor, bound: float) -> dict[str, float]:
-    """How far an engine's log-probabilities of the tokens that it drew are from ours.
+    """Compare an engine's log-probabilities of its sampled tokens with the model's.
 
     Args:
         answers: n of them, some or none with `logps`.
-        ours: (n, r) float32, log-probabilities by the forward pass that updates have.
-        mask: (n, r) bool, the tokens that were drawn.
+        ours: (n, r) float32, log-probabilities by the forward pass of updates.
+        mask: (n, r) bool, the sampled tokens.
         bound: the largest mean of their absolute differences.
 
     Returns:
-        `rollouts/logp_difference`, the mean, and `rollouts/largest_logp_difference`; nothing where no answer has any.
+        `rollouts/logp_difference`, the mean, and `rollouts/largest_logp_difference`; empty if no answer has any.
 
     Raises:
-        RolloutEngineError: the mean is beyond the bound, or no number.
+        RolloutEngineError: the mean is beyond the bound, or not a number.
     """
-    if all(one.logps is None for one in answers):
+    if all(answer.logps is None for answer in answers):
         return {}
     theirs = torch.zeros_like(ours)
-    for row, one in enumerate(answers):
-        theirs[row, : len(one.tokens)] = torch.tensor(one.logps or [0.0] * len(one.tokens))
-    apart = (theirs - ours).abs()[mask].double()
-    mean, largest = float(apart.mean()), float(apart.max())
+    for row, answer in enumerate(answers):
+        theirs[row, : len(answer.tokens)] = torch.tensor(answer.logps or [0.0] * len(answer.tokens))
+    differences = (theirs - ours).abs()[mask].double()
+    mean, largest = float(differences.mean()), float(differences.max())
     if not mean <= bound:
         raise RolloutEngineError(
-            f"rl.rollouts: the log-probabilities of the {len(apart):,} tokens that the engine drew differ from ours by "
+            f"rl.rollouts: the log-probabilities of the {len(differences):,} tokens that the engine drew differ from ours by "
             f"{mean:.4f} in the mean (at most {largest:.4f}), and rl.rollouts_agree allows {bound:g}: it draws from "
             "another policy than the one that learns. Use the dtype that the training computes in, or another version "
             "of the engine; raise the bound only if you know where the difference is from"

@@ -1,4 +1,4 @@
-"""Works out arithmetic: Python's numbers and operators, a few functions, and nothing else."""
+"""Calculator: arithmetic with Python's numbers and operators, and a few functions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 MOST_CHARACTERS = 1000
 MOST_DIGITS = 1000
-"""Of a whole number on the way; a power that has more is an error."""
+"""Largest number of digits of an intermediate integer; a power with more is an error."""
 MOST_ROUNDED = 15
-"""Digits that `round` takes; a double has no more."""
+"""Largest precision of `round`; a double has no more digits."""
 SIGNS = (("^", "**"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"))
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -37,26 +37,26 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"sqrt": math.sqrt, "abs": abs, "roun
 
 
 class CalculatorError(ValueError):
-    """An expression that is none, or that cannot be worked out."""
+    """An expression that is invalid or cannot be evaluated."""
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression: `84`, `0.333333333333`.
+    """Evaluate an expression: `84`, `0.333333333333`.
 
     Raises:
-        CalculatorError: says what is wrong with it.
+        CalculatorError: the expression is invalid, too long, or has no finite value.
 
     >>> calculate("12 * (3 + 4)"), calculate("1 / 3"), calculate("2^10")
     ('84', '0.333333333333', '1024')
     """
     if len(expression) > MOST_CHARACTERS:
         raise CalculatorError(f"the expression has more than {MOST_CHARACTERS} characters")
-    # As people write them; thousands have no commas, for those are between arguments.
-    written = expression.strip()
+    # Common notation; commas separate arguments, so thousands have none.
+    source = expression.strip()
     for sign, operator_ in SIGNS:
-        written = written.replace(sign, operator_)
+        source = source.replace(sign, operator_)
     try:
-        value = _value(ast.parse(written, mode="eval").body)
+        value = _value(ast.parse(source, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise CalculatorError(f"{expression!r} is no expression") from error
     except OverflowError as error:

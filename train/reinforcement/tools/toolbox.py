@@ -1,4 +1,4 @@
-"""The tools of a training: what the model is told of them, and what they answer; an error is an answer too."""
+"""Tools of a training: descriptions for the model, and answers; errors are answers too."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ JSON_TYPES: Mapping[Any, str] = {
     dict: "object",
 }
 ERROR = "error: "
-"""What an answer that is an error begins with."""
+"""Prefix of an answer that is an error."""
 
 
 class ToolError(ValueError):
-    """A tool that cannot be had; or, while it is used, an error that the model is told."""
+    """A tool that is not available, or an error in its use that the model reads."""
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A tool: what the model is told of it, and what answers; `beside`: whether several may answer at a time."""
+    """A tool: its description for the model and its function; `beside`: True if calls may run in parallel."""
 
     description: Mapping[str, Any]
     answer: Callable[..., str]
@@ -55,10 +55,10 @@ class Toolbox:
 
     Args:
         tools: of the section.
-        inputs: of the stage, among them the documents that a search without a path looks through.
+        inputs: of the stage, including the documents of a search without a path.
 
     Raises:
-        ToolError: a search has nothing to look through, or a function does not say what it does.
+        ToolError: a search has no documents, or a function has no docstring.
         OwnCodeError: a function of the user's cannot be loaded.
         gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
     """
@@ -68,15 +68,15 @@ class Toolbox:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tools."""
+        """Names of all tools."""
         return tuple(self._tools)
 
     def descriptions(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
-        """What a prompt says of some tools, in OpenAI's form."""
+        """Descriptions of some tools for a prompt, in OpenAI's form."""
         return [self._tools[name].description for name in names]
 
     def answer(self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]) -> list[Used]:
-        """Answer calls, each with the names that may be called there; programs run side by side."""
+        """Answer calls, each with its allowed names; programs run in parallel."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             begun = [
                 pool.submit(self._answer, call, offered) if self._beside(call) else None for call, offered in calls
@@ -147,18 +147,19 @@ def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
 
 def _described(
     name: str,
-    what: str,
+    summary: str,
     parameters: Mapping[str, tuple[str, str]],
     required: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     properties = {
-        key: {"type": kind, **({"description": told} if told else {})} for key, (kind, told) in parameters.items()
+        key: {"type": kind, **({"description": description} if description else {})}
+        for key, (kind, description) in parameters.items()
     }
     return {
         "type": "function",
         "function": {
             "name": name,
-            "description": what,
+            "description": summary,
             "parameters": {
                 "type": "object",
                 "properties": properties,
@@ -204,7 +205,7 @@ def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
 
 
 def _texts(tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]) -> Iterator[str]:
-    """What is looked through, and what stands before each in an answer."""
+    """Yield the texts to search, and fill `titles` with the title of each."""
     if tool.path is None:
         if INGEST not in inputs:
             raise ToolError("rl.tools: search has no `path`, and this run has no documents; give one")
@@ -223,31 +224,37 @@ def _texts(tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]) -> I
 
 def _own(name: str, tool: OwnTool) -> _Ready:
     function = load_function(tool.use)
-    what = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
-    if not what:
+    summary = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
+    if not summary:
         raise ToolError(f"rl.tools: {tool.use.place}: {name} has no docstring, from which the model knows what it does")
-    taken = {key: one for key, one in inspect.signature(function).parameters.items() if key not in tool.options}
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY) for one in taken.values()):
+    arguments_by_name = {
+        key: parameter for key, parameter in inspect.signature(function).parameters.items() if key not in tool.options
+    }
+    if any(
+        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
+        for parameter in arguments_by_name.values()
+    ):
         raise ToolError(
             f"rl.tools: {tool.use.place}: {name} must take its arguments by name, each with a name of its own"
         )
     hints = typing.get_type_hints(function)
     parameters = {
-        key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "") for key in taken
+        key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "")
+        for key in arguments_by_name
     }
-    required = [key for key, one in taken.items() if one.default is one.empty]
+    required = [key for key, parameter in arguments_by_name.items() if parameter.default is parameter.empty]
 
     def answer(**arguments: Any) -> str:
         try:
-            found = call_own(tool, function, **arguments, **tool.options)
+            returned = call_own(tool, function, **arguments, **tool.options)
         except OwnCodeError as error:
             cause = error.__cause__ or error
             raise ToolError(f"{type(cause).__name__}: {cause}") from error
-        if isinstance(found, str):
-            return found
+        if isinstance(returned, str):
+            return returned
         try:
-            return json.dumps(found, ensure_ascii=False)
+            return json.dumps(returned, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise ToolError(f"what it returned is neither text nor JSON: {type(found).__name__}") from error
+            raise ToolError(f"what it returned is neither text nor JSON: {type(returned).__name__}") from error
 
-    return _Ready(_described(name, " ".join(what.split()), parameters, required), answer)
+    return _Ready(_described(name, " ".join(summary.split()), parameters, required), answer)

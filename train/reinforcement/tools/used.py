@@ -1,4 +1,4 @@
-"""A call of a tool with its answer."""
+"""Tool calls with their answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Used:
-    """A call with its answer.
+    """A tool call with its answer.
 
     Attributes:
         turn: of the assistant, from 1.
-        name, arguments: as they were written; the arguments as JSON.
-        answer: what the model was told.
-        failed: whether that is an error.
+        name, arguments: as written; the arguments as JSON.
+        answer: the text for the model.
+        failed: True if the answer is an error.
     """
 
     turn: int
