@@ -1,8 +1,8 @@
-"""What torchrun starts on every rank: `python -m gristmill.train.torchrun ... -m gristmill.train.rank STAGE_DIR`.
+"""Entry point of every rank: `python -m gristmill.train.torchrun ... -m gristmill.train.rank STAGE_DIR`.
 
-STAGE_DIR/stage.json says which stage to run on what; the output goes to STAGE_DIR/data, the summary to
+STAGE_DIR/stage.json describes the stage and its inputs; the output goes to STAGE_DIR/data, the summary to
 STAGE_DIR/work/result.json, or the error to STAGE_DIR/work/error.json. Only rank 0 reports. On SIGTERM the training
-stops after its step, saves a checkpoint and exits with 143.
+finishes its step, saves a checkpoint and exits with 143.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from gristmill.train.parallel.compiling import resolve_compile
 
 EXIT_FAILED = 1
 LOST_CONNECTION = ("gloo/transport", "NCCL", "Connection closed by peer", "Connection reset by peer")
-"""What a rank's error holds when another one has ended."""
+"""Texts in a rank's error after another rank has ended."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the stage that a folder describes, as one rank; returns the exit code."""
+    """Run the stage of a folder as one rank; returns the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
-    # torchrun starts its ranks in sessions of their own, where no signal to its group reaches them.
+    # torchrun starts its ranks in sessions of their own, which signals to its group do not reach.
     end_with_parent(signal.SIGKILL)
     stop_on_sigterm()
     warn_by(print_warning)
-    # Threads that wait give their core to others instead of spinning: equally fast on an idle machine, and several
-    # times faster on a busy one. OpenMP reads this when torch is imported, which no module up to here does.
+    # Waiting threads yield their core instead of spinning: equally fast on an idle machine, and several times faster on
+    # a busy one. OpenMP reads this when torch is imported, which no module does before this line.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A GPU's memory grows in place where it would be cut into pieces that nothing fits into.
+    # Growing segments in place avoids fragmentation of a GPU's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     folder = as_path(location)
     try:
         return run_and_report(folder)
-    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+    except Exception as error:  # noqa: BLE001 - any error of a stage is recorded, and ends this process
         traceback.print_exc()
         with asked_for(mirror.SAYING_SECONDS):
             write_error(mirror.followed(folder), error)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_and_report(folder: Path) -> int:
-    """Run the stage, leave its result in the folder, and in the one that follows it; returns the exit code."""
+    """Run the stage and write its result into the folder and its mirror; returns the exit code."""
     description = restore_secrets(read_json(folder / "stage.json"))
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
         os.environ[hosts.TIMEOUT] = str(description["engine"]["network"]["timeout_seconds"])
@@ -86,16 +86,16 @@ def run_and_report(folder: Path) -> int:
         if following is not None:
             following.send("work")
     elif following is not None:
-        following.add(folder / "work" / "profile")  # all else of use is the first rank's
+        following.add(folder / "work" / "profile")  # all other files of use are the first rank's
     if following is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 def write_error(folder: Path, error: Exception) -> None:
-    """Leave the error's own sentence for whoever started the training.
+    """Write the error's message for the process that started the training.
 
-    Where one rank fails, the others lose their connections to it; what they say then replaces no cause.
+    If one rank fails, the others lose their connections to it; their errors do not replace its cause.
     """
     import torch
     import torch.distributed as dist
@@ -114,14 +114,14 @@ def write_error(folder: Path, error: Exception) -> None:
         else:
             write_json(path, content)
     except OSError as trouble:
-        # A full disk, perhaps: the parent process knows already.
+        # A full disk, perhaps; the parent process is informed.
         print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 
 def run_stage(
     folder: Path, description: dict[str, Any], is_first: bool, following: mirror.Mirror | None = None
 ) -> dict[str, Any]:
-    """Call the stage's function on this rank and return its summary; `following` sends its checkpoints."""
+    """Call the stage's function on this rank and return its summary; `following` mirrors its checkpoints."""
     stage, engine = description["stage"], description["engine"]
     context = Context(
         work=folder / "work",
@@ -157,7 +157,7 @@ def run_stage(
 
 
 def warn_of_idle_gpus(context: Context) -> None:
-    """Tell of GPUs that no process of this training uses."""
+    """Warn about GPUs that no process of this training uses."""
     import torch
 
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -169,7 +169,7 @@ def warn_of_idle_gpus(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    # os._exit: after an error other ranks may hang in a collective that a normal exit would wait for.
+    # os._exit: after an error other ranks may hang in a collective, which a normal exit would wait for.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

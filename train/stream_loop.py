@@ -1,4 +1,4 @@
-"""The training loop alone: any PyTorch model, trained on a stream of rows, with the loop's checkpoints and record."""
+"""Training loop for any PyTorch model on a stream of rows, with gristmill's checkpoints and record."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.parallel.world import World, make_world, process_group, single_process
 
 TokenLosses = Callable[[nn.Module, Any], Tensor]
-"""From a model and a batch to its losses: (n, t) float32, each at the place of its label, 0 where there is none; of
+"""Function from a model and a batch to its losses: (n, t) float32, each at the position of its label, 0 without one; of
 preference pairs (n,)."""
 
 
 def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Cross-entropy of a causal model of transformers, (n, t) float32: each loss at the place of its label.
+    """Cross-entropy of a causal model of transformers, (n, t) float32: each loss at the position of its label.
 
     Args:
-        model: returns an object with `logits` (n, t, v), or these alone, for `input_ids` and perhaps `position_ids`.
+        model: returns an object with `logits` (n, t, v), or the logits alone, for `input_ids` and optionally `position_ids`.
         batch: of a stream.
     """
     inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
-    found = model(**inputs)
-    logits, labels = getattr(found, "logits", found), batch["labels"]
+    output = model(**inputs)
+    logits, labels = getattr(output, "logits", output), batch["labels"]
     nll = F.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="none", ignore_index=IGNORED
     )
@@ -50,14 +50,14 @@ def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """A micro-batch in host memory; `real`: whether it counts."""
+    """A micro-batch in host memory; `real`: False for padding."""
 
     batch: Any
     real: bool
 
 
 class _StreamObjective:
-    """A stream's rows with a loss of the caller's (see objective.Objective); the sums are the total loss alone."""
+    """Rows of a stream with the caller's loss (see objective.Objective); the sums hold only the total loss."""
 
     sums_length = 1
 
@@ -83,12 +83,12 @@ class _StreamObjective:
         losses = self._losses(model, placed) * float(batch.real)
         total = losses.sum()
         counted = placed["labels"] != IGNORED if isinstance(placed, dict) and "labels" in placed else None
-        apart = (
+        row_losses = (
             losses.detach()
             if counted is None or counted.shape != losses.shape
             else torch.where(counted, losses.detach(), UNTRAINED)
         )
-        return Measured(total * scale, total.detach().double()[None], apart.view(len(losses), -1))
+        return Measured(total * scale, total.detach().double()[None], row_losses.view(len(losses), -1))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         return {"loss": sums[0] / weight}
@@ -97,23 +97,23 @@ class _StreamObjective:
         return {"read": self._rows.provenance(rows)}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every document or pair of some rows, with the mean loss of its tokens."""
-        found = []
-        for told, losses in zip(self._rows.provenance(rows), row_losses, strict=True):
-            place = {"row": told["row"], "source": told["source"]}
-            if "example" in told:
-                found.append({"id": told["example"], "loss": mean_of_trained(losses), **place})
-            found += [
+        """Each document or pair of some rows, with the mean loss of its tokens."""
+        entries = []
+        for origin, losses in zip(self._rows.provenance(rows), row_losses, strict=True):
+            place = {"row": origin["row"], "source": origin["source"]}
+            if "example" in origin:
+                entries.append({"id": origin["example"], "loss": mean_of_trained(losses), **place})
+            entries += [
                 {
-                    "id": one["id"],
-                    "start": one["start"],
-                    "tokens": one["length"],
+                    "id": document["id"],
+                    "start": document["start"],
+                    "tokens": document["length"],
                     **place,
-                    "loss": mean_of_trained(losses[one["start"] : one["start"] + one["length"]]),
+                    "loss": mean_of_trained(losses[document["start"] : document["start"] + document["length"]]),
                 }
-                for one in told.get("documents", ())
+                for document in origin.get("documents", ())
             ]
-        return found
+        return entries
 
 
 def train_loop(
@@ -131,33 +131,33 @@ def train_loop(
     after_step: Callable[[int], dict[str, Any] | None] = lambda step: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train a model in place with the loop of our trainings: what it has read, and when it stopped, changes nothing.
+    """Train a model in place with the loop of gristmill's trainings, which resumes exactly.
 
-    Called again with the same folder, it continues from the newest checkpoint there, and ends with the same weights as
-    if it had not been stopped. SIGTERM saves a checkpoint. A step whose loss or gradient is NaN, or whose loss is far
-    above the last ones, is skipped, and what it had read is written to `folder/autopsies`.
+    Called again with the same folder, it continues from the newest checkpoint there, and ends with the weights of an
+    uninterrupted training. SIGTERM saves a checkpoint. A step with NaN in its loss or gradient, or with a loss spike,
+    is skipped, and its rows are written to `folder/autopsies`.
 
     Args:
-        model: float32 weights on the device where it computes; under torchrun spread by FSDP (`fully_shard`).
-        rows: a stream with a batch_size, the rows of a step over all ranks; the loop deals them out, so its rank and
-            world_size are left out. Its order begins at the first row.
+        model: float32 weights on the training device; under torchrun sharded by FSDP (`fully_shard`).
+        rows: a stream with a batch_size, the rows of a step over all ranks; the loop distributes them, so its rank and
+        world_size are left out. Its order starts at the first row.
         steps: of the whole training.
-        folder: where checkpoints, metrics.jsonl and TensorBoard's files are kept.
-        losses: from the model and a batch to the loss of each token, or of each preference pair.
+        folder: of checkpoints, metrics.jsonl and TensorBoard's files.
+        losses: function from the model and a batch to the loss of each token, or of each preference pair.
         optimizer, schedule: keys of these sections of the manifest: {"kind": "muon", "learning_rate": 0.02}.
         micro_batch_size: most rows of a forward pass on one rank; all of a rank's if absent.
         checkpoint_every, log_every: steps between checkpoints, and between lines of metrics.
-        after_step: called after each step (from 1); what it returns is logged as a line of that step.
+        after_step: called after each step (from 1); its result is logged as a line of that step.
         settings: further keys that all trainings have in the manifest, such as spikes.
 
     Returns:
         steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of metrics.jsonl.
 
     Raises:
-        ValueError: the stream has no batch_size, or is a rank's share; the model is where no training computes; the
-            optimizer is sophia; or a precision is given.
-        pydantic.ValidationError: names a setting that is wrong or unknown.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM came; the state is saved.
+        ValueError: the stream has no batch_size, or is a rank's share; the model is on another device than the
+        training; the optimizer is sophia; or a precision is set.
+        pydantic.ValidationError: a setting is wrong or unknown.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is saved.
         gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
     """
     if rows.batch_size is None or rows.world_size > 1:
@@ -214,7 +214,7 @@ def train_loop(
 
 @contextmanager
 def _world() -> Iterator[World]:
-    """The group that there is, or that torchrun started, or a group of one; all is afterwards as it was before."""
+    """Current process group, or the one of torchrun, or a new group of one; restores the previous state."""
     if dist.is_initialized():
         yield make_world(Parallel(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return
@@ -227,14 +227,14 @@ def _world() -> Iterator[World]:
         if dist.is_initialized() and dist.get_world_size() == 1:  # after an error
             dist.destroy_process_group()
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        for name, value in variables.items():  # what comes after may look whether it was launched by torchrun
+        for name, value in variables.items():  # later code may check for torchrun's variables
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
 
 def _quiet(event: dict[str, Any]) -> None:
-    """Progress is in metrics.jsonl; what a person should read is a warning."""
+    """Emit only warnings; progress is in metrics.jsonl."""
     if event["event"] == "warning":
         warnings.warn(event["message"], stacklevel=2)
 

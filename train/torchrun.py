@@ -1,11 +1,11 @@
-"""`python -m gristmill.train.torchrun ...`: torchrun, whose ranks on one machine find each other by files.
+"""`python -m gristmill.train.torchrun ...`: torchrun, whose ranks on one machine rendezvous through files.
 
-torchrun's key-value stores listen on all addresses of the machine, ask nobody who they are, and hold pickles that
-torchrun loads (torch 2.13, elastic/rendezvous/dynamic_rendezvous.py): whoever reached the port could run code. By
-torchrun's own options one machine needs none of them: it keeps its rendezvous in a file, and so do the ranks
-(`parallel/world.py`), in a folder of the user's own. Trainings on several hosts (`parallel/hosts.py`) are started by
-torchrun itself, in a network that must be one's own. Where such a training lies in an object store, a host that does
-not lead makes its own folder for it first (`loop/mirror.py`).
+torchrun's key-value stores listen on all addresses of the machine without authentication, and hold pickles that
+torchrun loads (torch 2.13, elastic/rendezvous/dynamic_rendezvous.py): anyone who reaches the port could run code. With
+torchrun's own options one machine needs no store: its rendezvous is a file, and so is the ranks' (`parallel/world.py`),
+in a private folder of the user. Trainings on several hosts (`parallel/hosts.py`) are started by torchrun itself, in a
+network that must be private. If such a training is in an object store, other hosts than the leader first make a local
+folder for it (`loop/mirror.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gristmill.train.parallel.world import STORE_FILE
 
 @contextmanager
 def files_of_one_machine() -> Iterator[list[str]]:
-    """Torchrun's options for a rendezvous that nobody else can reach; the ranks learn of theirs by the environment."""
+    """Yield torchrun's options for a private rendezvous; the ranks get theirs from the environment."""
     with tempfile.TemporaryDirectory(prefix="gristmill-ranks-") as folder:
         os.environ[STORE_FILE] = str(Path(folder, "ranks"))
-        # torchrun would open a store for the ranks: they have one.
+        # torchrun would open a store for the ranks, which have one.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         yield [
             "--rdzv-backend=c10d",
@@ -44,7 +44,7 @@ def files_of_one_machine() -> Iterator[list[str]]:
 
 
 def killed(rank: int, number: int) -> str:
-    """What is said of a rank that a signal has ended."""
+    """Message about a rank that was ended by a signal."""
     if number == signal.SIGKILL:
         return (
             f"rank {rank} was killed (most likely out of memory: lower micro_batch_size or engine.ranks; the "
@@ -54,7 +54,7 @@ def killed(rank: int, number: int) -> str:
 
 
 def run(options: list[str]) -> None:
-    """Run torchrun; a rank that was killed could not report it, so this does.
+    """Run torchrun, and report killed ranks, which cannot do so themselves.
 
     Raises:
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: a rank has failed.
@@ -65,22 +65,22 @@ def run(options: list[str]) -> None:
 
     try:
         torchrun(options)
-    except SignalException as asked:  # its ranks have ended: a traceback would say nothing
+    except SignalException as asked:  # its ranks have ended; a traceback is useless
         sys.exit(128 + asked.sigval)
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # by which torchrun ends the others
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # sent by torchrun to the remaining ranks
                 print_failure(killed(rank, -failure.exitcode), is_killed=failure.exitcode == -signal.SIGKILL)
         raise
 
 
 def option(options: list[str], name: str, absent: str) -> str:
-    """The value of one of torchrun's options, which are written `--name=value`."""
-    return next((one.partition("=")[2] for one in options if one.startswith(f"--{name}=")), absent)
+    """Value of one of torchrun's options, written as `--name=value`."""
+    return next((argument.partition("=")[2] for argument in options if argument.startswith(f"--{name}=")), absent)
 
 
 def run_on_hosts(options: list[str]) -> None:
-    """Run torchrun's part on one of several hosts, and say in a sentence where they do not find each other."""
+    """Run torchrun's part on one of several hosts, and report failed rendezvous in a sentence."""
     from torch.distributed import DistError
     from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 
@@ -98,13 +98,13 @@ def run_on_hosts(options: list[str]) -> None:
         )
         sys.exit(1)
     except (RendezvousError, DistError) as error:
-        # Where a rank has failed before, it has said why.
+        # A rank that failed before has reported its error.
         print_failure(f"the host that leads, at {endpoint}, is not reached: {str(error).splitlines()[0]}", True)
         sys.exit(1)
 
 
 def fetched(location: str) -> str:
-    """The folder of this machine for a training that another host leads; ends this process where there can be none."""
+    """Local folder for a training led by another host; exits if it cannot be made."""
     folder = as_path(location)
     try:
         return str(work_on(folder, leads=False))
@@ -117,13 +117,13 @@ def fetched(location: str) -> str:
 
 
 def main() -> None:
-    """Run torchrun on the command line's arguments, the last of which is the training's folder."""
-    *given, location = sys.argv[1:]
-    if option(given, "nnodes", "1") != "1":
-        run_on_hosts([*given, fetched(location)])
+    """Run torchrun with the command line's arguments, the last of which is the training's folder."""
+    *torchrun_options, location = sys.argv[1:]
+    if option(torchrun_options, "nnodes", "1") != "1":
+        run_on_hosts([*torchrun_options, fetched(location)])
         return
     with files_of_one_machine() as options:
-        run([*options, *given, location])
+        run([*options, *torchrun_options, location])
 
 
 if __name__ == "__main__":

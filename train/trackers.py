@@ -1,7 +1,7 @@
-"""Where the numbers of a training go besides its own record: Weights & Biases, MLflow and trackio, by their clients.
+"""Experiment trackers: Weights & Biases, MLflow and trackio, by their clients.
 
-All attempts of a training are one run there, which is found again by what the training's working folder is called.
-Steps are the training's own: one that resumes or goes back logs steps again.
+All attempts of a training share one run, identified by a hash of the training's working folder. Steps are those of the
+training: after a resume or rewind, steps are logged again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gristmill.mixtures.engine import Mlflow, Trackers, Trackio, Wandb
 
 STEP_AXIS = "training_step"
 WORK_TAG = "gristmill.work"
-"""The tag of a run of MLflow that has the name of the training's folder."""
+"""Tag of an MLflow run with the hash of the training's folder."""
 METRICS_PER_REQUEST = 1000
-"""MLflow takes no more at a time (its REST API, `log-batch`)."""
+"""Limit of MLflow (REST API, `log-batch`)."""
 
 
 class Tracker(Protocol):
-    """A run at one of them."""
+    """Interface to a run of a tracker."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
+        """Log the numbers of a step."""
 
     def finish(self) -> None:
-        """End the run; nothing is logged after."""
+        """End the run."""
 
 
 def open_trackers(asked: Trackers, work: Path) -> list[Tracker]:
-    """The runs that are asked for.
+    """Open the configured trackers.
 
     Args:
         asked: sections of `engine`.
@@ -49,13 +49,13 @@ def open_trackers(asked: Trackers, work: Path) -> list[Tracker]:
     return list(_opened(asked, work, name))
 
 
-def _opened(asked: Trackers, work: Path, name: str) -> Iterator[Tracker]:
-    if asked.wandb is not None:
-        yield _open_wandb(asked.wandb, work, name)
-    if asked.mlflow is not None:
-        yield _open_mlflow(asked.mlflow, name)
-    if asked.trackio is not None:
-        yield _open_trackio(asked.trackio, name)
+def _opened(section: Trackers, work: Path, name: str) -> Iterator[Tracker]:
+    if section.wandb is not None:
+        yield _open_wandb(section.wandb, work, name)
+    if section.mlflow is not None:
+        yield _open_mlflow(section.mlflow, name)
+    if section.trackio is not None:
+        yield _open_trackio(section.trackio, name)
 
 
 def _client(key: str, module: str) -> Any:
@@ -80,7 +80,7 @@ class _Wandb:
 
 
 def _open_wandb(section: Wandb, work: Path, name: str) -> Tracker:
-    """Its axis is the training's step: by its own count it would drop what is logged again."""
+    """Open a run with the training's step as its axis, as wandb drops steps logged again by its own count."""
     run = _client("wandb", "wandb").init(
         project=section.project, name=section.name, mode=section.mode, dir=str(work), id=name, resume="allow"
     )
@@ -97,9 +97,11 @@ class _Mlflow:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        made = [self.metric(name, float(value), now, step) for name, value in numbers.items() if math.isfinite(value)]
-        for start in range(0, len(made), METRICS_PER_REQUEST):
-            self.client.log_batch(self.run, metrics=made[start : start + METRICS_PER_REQUEST])
+        metrics = [
+            self.metric(name, float(value), now, step) for name, value in numbers.items() if math.isfinite(value)
+        ]
+        for start in range(0, len(metrics), METRICS_PER_REQUEST):
+            self.client.log_batch(self.run, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
     def finish(self) -> None:
         self.client.set_terminated(self.run)
@@ -111,10 +113,10 @@ def _open_mlflow(section: Mlflow, name: str) -> Tracker:
     client = _client("mlflow", "mlflow.tracking").MlflowClient(section.tracking_uri)
     experiment = client.get_experiment_by_name(section.experiment)
     number = client.create_experiment(section.experiment) if experiment is None else experiment.experiment_id
-    found = client.search_runs([number], filter_string=f"tags.`{WORK_TAG}` = '{name}'")
-    if found:
-        client.update_run(found[0].info.run_id, status="RUNNING")
-        return _Mlflow(client, found[0].info.run_id, entities.Metric)
+    runs = client.search_runs([number], filter_string=f"tags.`{WORK_TAG}` = '{name}'")
+    if runs:
+        client.update_run(runs[0].info.run_id, status="RUNNING")
+        return _Mlflow(client, runs[0].info.run_id, entities.Metric)
     run = client.create_run(number, run_name=section.name, tags={WORK_TAG: name})
     return _Mlflow(client, run.info.run_id, entities.Metric)
 

@@ -101,23 +101,25 @@ def score_requests(
         device: of the model.
         world: the processes; None for a model that is whole in this one. All of them get all scores.
     """
-    rows = [((*one.context, *one.scored)[-(length + 1) :], min(len(one.scored), length)) for one in requests]
+    rows = [
+        ((*request.context, *request.scored)[-(length + 1) :], min(len(request.scored), length)) for request in requests
+    ]
     order = sorted((number for number, (_, scored) in enumerate(rows) if scored), key=lambda k: -len(rows[k][0]))
     batches = list(_batches(order, [len(row) for row, _ in rows]))
     rank, size = (0, 1) if world is None else (world.data_rank, world.data_size)
-    found = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
+    log_scores = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
     with torch.no_grad() if world is None else evaluating(model):
         for first in range(0, len(batches), size):
             # A rank without a batch of its own still takes part in the collectives of the forward pass.
             mine = first + rank < len(batches)
             batch = batches[first + rank if mine else first]
             scored = _score(model, [rows[number] for number in batch], device)
-            found[batch] = scored if mine else 0.0
+            log_scores[batch] = scored if mine else 0.0
     if world is not None:
-        found = sum_over_ranks(found, world)
+        log_scores = sum_over_ranks(log_scores, world)
     return [
         Score(logp, not scored or bool(greedy), scored)
-        for (logp, greedy), (_, scored) in zip(found.tolist(), rows, strict=True)
+        for (logp, greedy), (_, scored) in zip(log_scores.tolist(), rows, strict=True)
     ]
 
 

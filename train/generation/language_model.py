@@ -1,4 +1,4 @@
-"""A model with its tokenizer, ready to continue texts and to answer conversations."""
+"""Language model with its tokenizer, for completing texts and answering conversations."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 
 UNFINISHED = "\ufffd"
-"""What a decoder writes for the beginning of a character whose other bytes are still to come."""
+"""Output of a decoder for an incomplete character."""
 
 
 class VocabularyError(ValueError):
-    """A tokenizer has ids that the model has not."""
+    """A tokenizer with ids that the model lacks."""
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """What can be asked.
+    """A model with its tokenizer.
 
     Attributes:
-        model: whole in this process.
+        model: complete in this process.
         encode: text -> ids without special tokens.
         decode: ids -> text without special tokens.
-        end: id that ends a text, and stands for an empty one.
-        chat: how conversations are written; None where the tokenizer has no template.
+        end: id that ends a text, and replaces an empty one.
+        chat: format of conversations; None without a template.
     """
 
     model: Llama
@@ -41,18 +41,18 @@ class LanguageModel:
 
     @property
     def stops(self) -> frozenset[int]:
-        """Ids that end what the model says."""
+        """Ids that end an answer."""
         return frozenset({self.end}) if self.chat is None else self.chat.stops | {self.end}
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
-        """The ids of a text to continue."""
+        """Ids of a text to continue."""
         return tuple(self.encode(text) or [self.end])
 
     def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of a conversation, up to where the model answers.
+        """Ids of a conversation, up to the model's answer.
 
         Raises:
-            ChatError: the tokenizer has no chat template, or it refuses the messages.
+            ChatError: the tokenizer has no chat template, or it rejects the messages.
         """
         if self.chat is None:
             raise ChatError(
@@ -63,7 +63,7 @@ class LanguageModel:
 
 
 def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
-    """Load a model, on the GPU where there is one.
+    """Load a model, on the GPU if there is one.
 
     Args:
         folder: with config.json and model.safetensors.
@@ -72,7 +72,7 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
     Raises:
         FileNotFoundError: a file is missing.
         VocabularyError: model and tokenizer do not belong together.
-        ValueError: the model is none that can be run here.
+        ValueError: the model is not supported.
     """
     import torch
 
@@ -90,36 +90,36 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
 
 
 class TextStream:
-    """The text of an answer, piece by piece; the pieces joined are the whole answer.
+    """Text of an answer in pieces, which concatenate to the answer.
 
     Args:
         decode: ids -> text.
-        stops: texts that end the answer; they are not part of it.
+        stops: texts that end the answer; excluded from the answer.
 
     Attributes:
-        is_stopped: whether one of them came.
+        is_stopped: True after a stop.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._decode, self._stops = decode, tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
         self._shown = 0
-        """Ids whose text was taken; those before `_before` cannot change what comes any more."""
+        """Number of ids decoded so far; those before `_before` no longer affect the text."""
         self._before = 0
         self._held = ""
         self.is_stopped = False
 
     def push(self, ids: Sequence[int]) -> str:
-        """What is certain by now, given some more ids; "" while a character is unfinished."""
+        """Text that is certain after some more ids; "" while a character is incomplete."""
         self._ids += ids
         return self._release(self._taken(last=False), last=False)
 
     def finish(self) -> str:
-        """What is left at the end, unfinished characters shown as such."""
+        """Remaining text at the end, with incomplete characters."""
         return self._release(self._taken(last=True), last=True)
 
     def _taken(self, last: bool) -> str:
-        # Decoders may treat the first id differently, so new ids are decoded behind some that are shown already.
+        # Decoders may treat the first id differently, so new ids are decoded after some that are decoded already.
         before = self._decode(self._ids[self._before : self._shown])
         text = self._decode(self._ids[self._before :])
         if not last and text.endswith(UNFINISHED):
@@ -135,11 +135,11 @@ class TextStream:
         if ends:
             self.is_stopped, self._held = True, ""
             return text[: min(ends)]
-        held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        num_pending = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - num_pending :]
+        return text[: len(text) - num_pending]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text may be the beginning of a stop."""
+    """Length of the longest suffix of a text that may start a stop."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

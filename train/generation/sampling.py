@@ -1,4 +1,4 @@
-"""From logits to the next id: temperature, nucleus, a request's own draws, and speculative decoding."""
+"""Sampling of ids from logits: temperature, nucleus, random streams of requests, and speculative decoding."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gristmill.dataprep.seeds import content_key
 
 
 class SamplingError(ValueError):
-    """A temperature, or a share of the probability, out of its range."""
+    """Temperature or top_p out of range."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an id is chosen.
+    """Sampling parameters.
 
     Attributes:
-        temperature: logits are divided by it; 0 takes the likeliest id.
-        top_p: draw from the smallest set of likeliest ids that has this share of the probability (Holtzman et al.
-            2020); 1 draws from all.
-        seed: with the prompt, decides every draw.
+        temperature: logits are divided by it; 0 is greedy.
+        top_p: sample from the smallest set of likeliest ids with this share of the probability (Holtzman et al. 2020);
+        1 samples from all.
+        seed: with the prompt, determines every draw.
 
     Raises:
         SamplingError: a value is out of its range.
@@ -40,13 +40,13 @@ class Sampling:
 
 
 def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
-    """A request's own stream of random numbers, keyed by seed and prompt."""
+    """Random stream of a request, keyed by seed and prompt."""
     key = content_key(seed, [int(token) for token in prompt], bits=128)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """What is drawn from: (..., v) float64 that sums to 1, from logits (..., v); temperature over 0."""
+    """Sampling distribution: (..., v) float64 that sums to 1, from logits (..., v); temperature above 0."""
     scaled = logits.astype(np.float64) / sampling.temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -54,7 +54,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         return weights
     order = np.argsort(-weights, axis=-1, kind="stable")
     ranked = np.take_along_axis(weights, order, axis=-1)
-    # An id is in while those before it have not reached the share; the likeliest one always is.
+    # An id is in the nucleus if those before it have less than top_p; the likeliest one always is.
     inside = ranked.cumsum(axis=-1) - ranked < sampling.top_p
     kept = np.zeros_like(weights)
     np.put_along_axis(kept, order, np.where(inside, ranked, 0.0), axis=-1)
@@ -63,12 +63,12 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
-    """One id from weights (v,) that need not sum to 1, by inverting their cumulative distribution."""
+    """Sample one id from weights (v,) that need not sum to 1, by inverting their cumulative distribution."""
     return draw_each(weights[None], [generator])[0]
 
 
 def draw_each(weights: np.ndarray, generators: Sequence[np.random.Generator]) -> list[int]:
-    """One id from each row of weights (n, v), by the row's own random numbers; see `draw`."""
+    """Sample one id from each row of weights (n, v), by the row's random stream; see `draw`."""
     cumulative = weights.cumsum(axis=1)
     return [
         min(int(row.searchsorted(generator.random() * row[-1], side="right")), len(row) - 1)
@@ -77,7 +77,7 @@ def draw_each(weights: np.ndarray, generators: Sequence[np.random.Generator]) ->
 
 
 def accept(proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, generator: np.random.Generator) -> list[int]:
-    """The ids that count, at least one: accepted proposals, and one more of the large model's (algorithm 1).
+    """Accept proposals of the draft model, and sample one more id of the large model (algorithm 1); at least one id.
 
     Args:
         proposed: g ids, each drawn from its row of `draft`.
@@ -87,13 +87,13 @@ def accept(proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, gener
     """
     for place, token in enumerate(proposed):
         if generator.random() * draft[place, token] > target[place, token]:
-            # What the small model gives too much of is left out, which makes the sum over both ways exact.
+            # Sampling from the positive part of the difference makes the total distribution exact.
             return [*proposed[:place], draw(np.maximum(target[place] - draft[place], 0.0), generator)]
     return [*proposed, draw(target[-1], generator)]
 
 
 def accept_greedy(proposed: Sequence[int], likeliest: Sequence[int]) -> list[int]:
-    """The same at temperature 0: proposals as long as they are the large model's likeliest ids, and its next one."""
+    """`accept` at temperature 0: proposals while they are the large model's likeliest ids, and its next one."""
     accepted = 0
     while accepted < len(proposed) and proposed[accepted] == likeliest[accepted]:
         accepted += 1

@@ -1,11 +1,11 @@
-"""Requests answered together: each round every running one gets its next ids, the ended leave, the waiting enter.
+"""Continuous batching: each round extends all running requests, removes the finished and admits the waiting.
 
-Rows share forward passes but nothing else (continuous batching, Yu et al. 2022, Orca). With a draft model a round
-proposes several ids and checks them in one pass of the large model; without one the same round proposes none.
+Rows share only forward passes (Yu et al. 2022, Orca). With a draft model a round proposes several ids and verifies them
+in one pass of the large model; without it a round proposes none.
 
-A row's positions are counted from its own start, so that what is cached stays right wherever it is moved to.
+Positions of a row count from its start, so its cache stays valid wherever it is moved.
 
-What is drawn for a row depends on its own random numbers and its own prompt, never on the rest of the batch.
+Samples of a row depend on its random stream and its prompt, never on the batch.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from gristmill.train.models.own_model import OwnModel
 ROOM = 64
 """Positions by which caches grow."""
 PREFILL_TOKENS = 8192
-"""Most tokens of prompts, padding included, that enter in one round; a longer prompt enters alone."""
+"""Most prompt tokens admitted in one round, padding included; a longer prompt is admitted alone."""
 Finish = Literal["stop", "length"]
 
 
 class PromptTooLongError(ValueError):
-    """A prompt is empty, or leaves no room for a single new token."""
+    """A prompt that is empty, or leaves no room for a new token."""
 
 
 class DraftError(ValueError):
-    """A draft model has another vocabulary, or proposes no ids."""
+    """A draft model with another vocabulary or without proposals."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to continue.
+    """A prompt to continue.
 
     Attributes:
         prompt: at least one id.
-        max_new_tokens: most ids to generate; fewer where the model's sequence length ends.
-        stops: ids that end it; they are not part of it.
-        sampling: how ids are chosen.
+        max_new_tokens: most ids to generate; fewer at the end of the model's sequence length.
+        stops: ids that end the continuation, and are excluded from it.
+        sampling: parameters of sampling.
     """
 
     prompt: tuple[int, ...]
@@ -65,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a round brought a request: its number, new ids, why it has ended, if it has, and the id that ended it."""
+    """Result of a round for a request: its number, new ids, the reason if it ended, and the id that ended it."""
 
     number: int
     tokens: list[int]
@@ -80,23 +80,23 @@ class _Row:
     left: int
     generator: np.random.Generator
     last: int
-    """The newest id, which is not in the caches yet."""
+    """Newest id, which is not cached yet."""
 
 
 class Scheduler:
-    """A model at work on requests; for one thread.
+    """Scheduler of requests to a model; single-threaded.
 
     Args:
         model: in one process, not sharded.
-        most_rows: requests that run at the same time; the others wait in order.
+        most_rows: most requests that run together; the others wait in order.
         draft: a smaller model with the same vocabulary, for speculative decoding.
-        draft_tokens: ids that it proposes in a round.
+        draft_tokens: ids proposed per round.
 
     Raises:
         DraftError: the draft cannot propose for this model.
 
     Attributes:
-        proposed, accepted: ids that the draft proposed, and those of them that count.
+        proposed, accepted: numbers of ids proposed by the draft, and of those accepted.
     """
 
     def __init__(self, model: Llama, most_rows: int, draft: Llama | None = None, draft_tokens: int = 4) -> None:
@@ -119,29 +119,29 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests whose ids are generated now."""
+        """Number of running requests."""
         return len(self._rows)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a place."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """True if no request runs or waits."""
         return not self._rows and not self._waiting
 
     def check(self, request: Request) -> None:
         """Raise PromptTooLongError if a prompt is empty or fills the model's sequence length."""
-        length, most = len(request.prompt), self.model.shape.sequence_length
-        if not 0 < length < most:
+        length, max_length = len(request.prompt), self.model.shape.sequence_length
+        if not 0 < length < max_length:
             raise PromptTooLongError(
-                f"a prompt has {length} tokens; it needs at least one, and fewer than the model's {most}"
+                f"a prompt has {length} tokens; it needs at least one, and fewer than the model's {max_length}"
             )
 
     def add(self, request: Request) -> int:
-        """Let a request wait for its turn; returns the number that its progress is reported under.
+        """Queue a request; returns its number for progress reports.
 
         Raises:
             PromptTooLongError: as `check`.
@@ -159,13 +159,13 @@ class Scheduler:
         return row.number
 
     def cancel(self, number: int) -> None:
-        """Forget a request that nobody waits for any more."""
+        """Drop a request."""
         self._waiting = deque(row for row in self._waiting if row.number != number)
         self._keep([place for place, row in enumerate(self._rows) if row.number != number])
 
     @torch.no_grad()
     def step(self) -> list[Progress]:
-        """One round; at least one new id for every running request, or its end."""
+        """Run one round: at least one new id for every running request, or its end."""
         self._admit()
         if not self._rows:
             return []
@@ -173,17 +173,17 @@ class Scheduler:
         last = torch.tensor([[row.last] for row in self._rows], device=self._device)
         self._make_room(self._ahead + 1)
         logits = self.model(torch.cat([last, proposals], dim=1), cache=self._caches[0])
-        found = self._choose(logits, proposals.tolist(), drafted)
+        new_tokens = self._choose(logits, proposals.tolist(), drafted)
         if self._ahead:
-            kept = torch.tensor([len(tokens) for tokens in found], device=self._device)
+            kept = torch.tensor([len(tokens) for tokens in new_tokens], device=self._device)
             for cache in self._caches:
                 take_back(cache, self._ahead + 1 - kept)
-        progress = [self._advance(row, tokens) for row, tokens in zip(self._rows, found, strict=True)]
-        self._keep([place for place, one in enumerate(progress) if one.finish is None])
+        progress = [self._advance(row, tokens) for row, tokens in zip(self._rows, new_tokens, strict=True)]
+        self._keep([place for place, update in enumerate(progress) if update.finish is None])
         return progress
 
     def _admit(self) -> None:
-        """Compute the prompts of those who wait, as far as there is place, and run them from now on."""
+        """Compute the prompts of waiting requests while there is room, and start them."""
         entering: list[_Row] = []
         longest = 0
         while self._waiting and len(self._rows) + len(entering) < self.most_rows:
@@ -207,7 +207,7 @@ class Scheduler:
                 self._caches[place] = arranged(self._models[place], [(cache, range(len(self._rows)))], ROOM + positions)
 
     def _propose(self) -> tuple[Tensor, dict[int, np.ndarray]]:
-        """The draft's ids (n, g), and its probabilities (g, v) for each row that is sampled."""
+        """Ids proposed by the draft (n, g), and its probabilities (g, v) for each sampled row."""
         step = torch.tensor([[row.last] for row in self._rows], device=self._device)
         columns: list[Tensor] = []
         drafted: dict[int, list[np.ndarray]] = {place: [] for place in self._sampled}
@@ -215,14 +215,14 @@ class Scheduler:
             self._make_room(1)
             logits = self._models[1](step, cache=self._caches[1])[:, -1]
             chosen = logits.argmax(dim=-1).tolist()
-            for place, one in self._weights(logits).items():
-                drafted[place].append(one)
-                chosen[place] = draw(one, self._rows[place].generator)
+            for place, distribution in self._weights(logits).items():
+                drafted[place].append(distribution)
+                chosen[place] = draw(distribution, self._rows[place].generator)
             step = torch.tensor(chosen, device=self._device)[:, None]
             columns.append(step)
         if not columns:
             return step[:, :0], {}
-        # The last proposal is cached too, so that both caches hold the same positions.
+        # The last proposal is cached too, so both caches hold the same positions.
         self._make_room(1)
         self._models[1](step, head=lambda hidden, weight: None, cache=self._caches[1])
         return torch.cat(columns, dim=1), {place: np.stack(rows) for place, rows in drafted.items()}
@@ -232,52 +232,52 @@ class Scheduler:
         return [place for place, row in enumerate(self._rows) if row.request.sampling.temperature > 0.0]
 
     def _weights(self, logits: Tensor) -> dict[int, np.ndarray]:
-        """Row -> probabilities, for the rows that are sampled; logits (n, ..., v)."""
+        """Probabilities by row, for sampled rows; logits (n, ..., v)."""
         places = self._sampled
         if not places:
             return {}
-        # Rows that are sampled alike are computed at once; their numbers are those of each alone.
-        alike: dict[tuple[float, float], list[int]] = {}
+        # Rows with equal parameters are computed together; the result is that of each row alone.
+        rows_by_parameters: dict[tuple[float, float], list[int]] = {}
         for place in places:
             sampling = self._rows[place].request.sampling
-            alike.setdefault((sampling.temperature, sampling.top_p), []).append(place)
+            rows_by_parameters.setdefault((sampling.temperature, sampling.top_p), []).append(place)
         return {
-            place: one
-            for of_kind in alike.values()
-            for place, one in zip(
-                of_kind,
-                probabilities(logits[of_kind].cpu().numpy(), self._rows[of_kind[0]].request.sampling),
+            place: distribution
+            for rows in rows_by_parameters.values()
+            for place, distribution in zip(
+                rows,
+                probabilities(logits[rows].cpu().numpy(), self._rows[rows[0]].request.sampling),
                 strict=True,
             )
         }
 
     def _choose(self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]) -> list[list[int]]:
-        """The ids of each row that count, from the large model's logits (n, g + 1, v)."""
+        """Accepted ids of each row, from the large model's logits (n, g + 1, v)."""
         likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
         if not self._ahead:
             drawn = (
                 draw_each(
-                    np.stack([one[0] for one in weights.values()]), [self._rows[place].generator for place in weights]
+                    np.stack([row[0] for row in weights.values()]), [self._rows[place].generator for place in weights]
                 )
                 if weights
                 else []
             )
             ids = dict(zip(weights, drawn, strict=True))
-            return [[ids.get(place, one[0])] for place, one in enumerate(likeliest)]
+            return [[ids.get(place, row[0])] for place, row in enumerate(likeliest)]
         none = np.zeros((0, logits.shape[-1]))
-        found = [
+        accepted = [
             accept(proposed, drafted.get(place, none), weights[place], row.generator)
             if place in weights
             else accept_greedy(proposed, likeliest[place])
             for place, (row, proposed) in enumerate(zip(self._rows, proposals, strict=True))
         ]
-        self.proposed += self._ahead * len(found)
-        self.accepted += sum(len(tokens) - 1 for tokens in found)
-        return found
+        self.proposed += self._ahead * len(accepted)
+        self.accepted += sum(len(tokens) - 1 for tokens in accepted)
+        return accepted
 
     @staticmethod
     def _advance(row: _Row, tokens: Sequence[int]) -> Progress:
-        """Hand ids on up to the first stop or the last that is allowed."""
+        """Forward ids up to the first stop or the length limit."""
         out: list[int] = []
         for token in tokens:
             if token in row.request.stops:
@@ -301,31 +301,33 @@ class Scheduler:
 
 
 def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
-    """A new cache of some rows of others, as short as the longest of them allows.
+    """New cache of some rows of others, as short as the longest row allows.
 
     Args:
-        model: whose they are.
-        parts: caches, and which of their rows; in this order.
-        room: positions to come.
+        model: model of the caches.
+        parts: caches with their selected rows, in order.
+        room: further positions.
     """
     device = parts[0][0].starts.device
     chosen = [(cache, torch.tensor(rows, dtype=torch.int64, device=device)) for cache, rows in parts]
     sizes = torch.cat([cache.length - cache.starts[rows] for cache, rows in chosen])
     length = int(sizes.max()) if len(sizes) else 0
-    made = empty_cache(model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype)
-    made.length = length
+    target = empty_cache(model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype)
+    target.length = length
     first = 0
     for cache, rows in chosen:
-        width, here = min(length, cache.length), slice(first, first + len(rows))
-        for new, old in zip(made.layers, cache.layers, strict=True):
-            new.keys[here, :, length - width : length] = old.keys[rows, :, cache.length - width : cache.length]
-            new.values[here, :, length - width : length] = old.values[rows, :, cache.length - width : cache.length]
+        width, target_rows = min(length, cache.length), slice(first, first + len(rows))
+        for new, old in zip(target.layers, cache.layers, strict=True):
+            new.keys[target_rows, :, length - width : length] = old.keys[rows, :, cache.length - width : cache.length]
+            new.values[target_rows, :, length - width : length] = old.values[
+                rows, :, cache.length - width : cache.length
+            ]
         first += len(rows)
-    return made
+    return target
 
 
 def take_back(cache: Cache, dropped: Tensor) -> None:
-    """Forget the last positions of each row, as many as `dropped` (n,) int64 says; rows then end together again."""
+    """Drop the last `dropped` (n,) int64 positions of each row, and realign the ends of the rows."""
     least = int(dropped.min())
     shift = dropped - least
     if int(shift.max()):
@@ -340,10 +342,10 @@ def take_back(cache: Cache, dropped: Tensor) -> None:
 
 @torch.no_grad()
 def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
-    """A cache of prompts, which may be empty; no logits are computed."""
+    """Cache of prompts, which may be empty; computes no logits."""
     device = model.model.embed_tokens.weight.device
     longest = max(map(len, prompts))
-    # Padding lies on the left, so that all rows end at the same position.
+    # Left padding makes all rows end at the same position.
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
@@ -362,15 +364,15 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continue prompts, all at the same time.
+    """Continue prompts, all in one batch.
 
     Args:
         model: in one process, not sharded.
         prompts: ids of each prompt, at least one.
-        max_new_tokens: most ids to generate; less where the model's sequence length ends.
-        stops: ids that end a continuation; they are not part of what is returned.
-        temperature: 0 takes the likeliest id, 1 samples from the model's distribution.
-        seed: with the prompt, decides every draw.
+        max_new_tokens: most ids to generate; fewer at the end of the model's sequence length.
+        stops: ids that end a continuation; they are excluded from the result.
+        temperature: 0 is greedy, 1 samples from the model's distribution.
+        seed: with the prompt, determines every draw.
 
     Returns:
         the new ids of each prompt.
@@ -391,23 +393,23 @@ def generate(
 
 
 def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int]]:
-    """The new ids of each request, in order; the scheduler must be idle."""
-    found: dict[int, list[int]] = {scheduler.add(request): [] for request in requests}
+    """New ids of each request, in order; the scheduler must be idle."""
+    tokens_by_request: dict[int, list[int]] = {scheduler.add(request): [] for request in requests}
     while not scheduler.is_idle:
-        for one in scheduler.step():
-            found[one.number] += one.tokens
-    return list(found.values())
+        for update in scheduler.step():
+            tokens_by_request[update.number] += update.tokens
+    return list(tokens_by_request.values())
 
 
 @torch.no_grad()
 def continue_texts(
     model: OwnModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, stops: frozenset[int], sampling: Sampling
 ) -> list[list[int]]:
-    """Continue prompts one by one, each from its whole text again for every token: nothing is known of a cache.
+    """Continue prompts one by one, recomputing the full text for every token, without a cache.
 
-    Arguments and draws are those of `generate`.
+    Arguments and samples are those of `generate`.
     """
-    device, found = next(model.parameters()).device, []
+    device, continuations = next(model.parameters()).device, []
     for prompt in prompts:
         ids, generator = list(prompt), random_numbers(sampling.seed, prompt)
         while len(ids) - len(prompt) < max_new_tokens and len(ids) < model.shape.sequence_length:
@@ -420,5 +422,5 @@ def continue_texts(
             if token in stops:
                 break
             ids.append(token)
-        found.append(ids[len(prompt) :])
-    return found
+        continuations.append(ids[len(prompt) :])
+    return continuations

@@ -1,4 +1,4 @@
-"""A scheduler at work in a thread of its own, for callers in others."""
+"""Scheduler in a thread, for callers in other threads."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 
 Listener = Callable[[Progress | BaseException], None]
-"""Called in the engine's thread with each progress of a request, or with what ended the engine."""
+"""Function called in the engine's thread with each progress of a request, or with the error that ended the engine."""
 
 
 class EngineStoppedError(RuntimeError):
-    """The engine takes no more requests."""
+    """The engine is stopped and takes no requests."""
 
 
 class Engine:
-    """Answers requests together as they come.
+    """Answers requests in shared batches as they arrive.
 
     Args:
-        scheduler: not used by anything else from now on.
+        scheduler: owned by the engine.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._wake = threading.Condition()
-        # Guarded by `_wake`: what callers ask for. The scheduler itself is the thread's alone, so no caller ever waits
-        # for a round to end.
+        # Guarded by `_wake`: requests of callers. Only the thread uses the scheduler, so callers never wait for a
+        # round.
         self._asked: list[tuple[int, Request, Listener]] = []
         self._cancelled: set[int] = set()
         self._tickets = 0
@@ -36,10 +36,10 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request, listener: Listener) -> int:
-        """Let a request wait for its turn; returns the ticket that `cancel` wants.
+        """Queue a request; returns its ticket for `cancel`.
 
         Raises:
-            gristmill.train.generation.scheduler.PromptTooLongError: there is no room for an answer.
+            gristmill.train.generation.scheduler.PromptTooLongError: the prompt leaves no room for an answer.
             EngineStoppedError: the engine was closed, or failed.
         """
         self._scheduler.check(request)
@@ -52,13 +52,13 @@ class Engine:
             return self._tickets
 
     def cancel(self, ticket: int) -> None:
-        """Forget a request; nothing happens if it has ended."""
+        """Drop a request; does nothing if it has ended."""
         with self._wake:
             self._cancelled.add(ticket)
             self._wake.notify()
 
     def close(self) -> None:
-        """End the thread; requests that still run get an error."""
+        """Stop the thread; running requests get an error."""
         with self._wake:
             self._ended = self._ended or EngineStoppedError("the server is being stopped")
             self._wake.notify()
@@ -68,27 +68,27 @@ class Engine:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._ended or self._asked or self._cancelled or self._running)
-                asked, cancelled = self._asked, self._cancelled
+                submitted, cancelled = self._asked, self._cancelled
                 self._asked, self._cancelled = [], set()
                 if self._ended is not None:
                     break
             try:
-                self._round(asked, cancelled)
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
+                self._round(submitted, cancelled)
+            except Exception as error:  # noqa: BLE001 - any error goes to the waiting callers
                 with self._wake:
                     self._ended = error
-        for listener in [*(listener for _, listener in self._running.values()), *(one[2] for one in asked)]:
+        for listener in [*(listener for _, listener in self._running.values()), *(entry[2] for entry in submitted)]:
             listener(self._ended)
 
-    def _round(self, asked: list[tuple[int, Request, Listener]], cancelled: set[int]) -> None:
-        for ticket, request, listener in asked:
+    def _round(self, submitted: list[tuple[int, Request, Listener]], cancelled: set[int]) -> None:
+        for ticket, request, listener in submitted:
             if ticket not in cancelled:
                 self._running[self._scheduler.add(request)] = ticket, listener
         for number in [number for number, (ticket, _) in self._running.items() if ticket in cancelled]:
             del self._running[number]
             self._scheduler.cancel(number)
-        for one in self._scheduler.step():
-            listener = self._running[one.number][1]
-            if one.finish is not None:
-                del self._running[one.number]
-            listener(one)
+        for progress in self._scheduler.step():
+            listener = self._running[progress.number][1]
+            if progress.finish is not None:
+                del self._running[progress.number]
+            listener(progress)

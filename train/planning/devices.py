@@ -1,4 +1,4 @@
-"""GPUs by name: peaks and memory from their makers' data sheets, and what an hour of them costs."""
+"""GPUs by name: peaks and memory from data sheets, and prices per hour."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 GIGA, TERA = 1e9, 1e12
 OTHER_DEVICES = {"mig", "laptop", "d", "max"}
-"""Words of a driver's name that make it a part or a slower kind of the device that is named: a slice of multi-instance
-GPU, a notebook's, the RTX 4090 D, Max-Q."""
+"""Words in a driver's name for a part or a slower variant of a device: a multi-instance slice, a laptop GPU, the RTX
+4090 D, Max-Q."""
 DEFAULT = Path(__file__).with_name("prices.yaml")
 
 
 class UnknownDeviceError(ValueError):
-    """A device was named that the table does not have."""
+    """A device name that the table lacks."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU.
+    """A kind of GPU.
 
     Attributes:
-        name: what people write, and words of the name that the driver reports.
+        name: common name, with words of the driver's name.
         flops: dense bfloat16 operations per second, accumulated in float32, without sparsity.
         memory: bytes.
         link: bytes per second and direction to the other GPUs of its machine (NVLink, Infinity Fabric or PCIe).
@@ -63,30 +63,31 @@ DEVICES = (
     _device("RTX 4090", 165, 24, 32),  # NVIDIA Ada architecture white paper, appendix A
     _device("MI300X", 1307, 192, 448),  # AMD MI300X data sheet, 2023
 )
-"""The first whose name stands in the driver's name, in whole words, is meant: longer names are before shorter ones."""
+"""The first device whose name occurs in the driver's name, in full words, matches: longer names precede shorter
+ones."""
 
 
 def find_device(name: str) -> Device | None:
-    """The device that a name, as people or drivers write it, means; None where the table has none."""
-    wanted = _plain(name)
-    exact = (device for device in DEVICES if _plain(device.name) == wanted)
+    """Device for a name as written by people or drivers; None if the table lacks it."""
+    plain_name = _plain(name)
+    exact = (device for device in DEVICES if _plain(device.name) == plain_name)
     words = _words(name)
     within = (device for device in DEVICES if _stands_in(_words(device.name), words))
     return next(exact, None) or (None if OTHER_DEVICES & set(words) else next(within, None))
 
 
 def named_device(name: str) -> Device:
-    """The same.
+    """`find_device`, but unknown names are an error.
 
     Raises:
-        UnknownDeviceError: with the names that there are.
+        UnknownDeviceError: the name is unknown; the message lists the known ones.
     """
-    if (found := find_device(name)) is None:
-        known = ", ".join(device.name for device in DEVICES)
+    if (device := find_device(name)) is None:
+        names = ", ".join(device.name for device in DEVICES)
         raise UnknownDeviceError(
-            f"no GPU called {name!r} is known; known are {known}; for another one give --peak-tflops and --memory-gb"
+            f"no GPU called {name!r} is known; known are {names}; for another one give --peak-tflops and --memory-gb"
         )
-    return found
+    return device
 
 
 def _words(name: str) -> list[str]:
@@ -102,35 +103,35 @@ def _plain(name: str) -> str:
 
 
 class PricesError(ValueError):
-    """A file of prices cannot be read."""
+    """A file of prices that cannot be read."""
 
 
 class Prices(Section):
     """A table of prices."""
 
     as_of: str
-    """When they were written down."""
+    """Date of the prices."""
     currency: str
-    """Of all figures."""
+    """Currency of all prices."""
     per_gpu_hour: dict[str, Annotated[float, Field(ge=0.0)]]
-    """GPU, by its name in the table of devices -> price."""
+    """Prices by GPU, named as in the table of devices."""
 
 
 def read_prices(path: Path | None = None) -> Prices:
     """Read a file like `prices.yaml`, which is the default.
 
     Raises:
-        PricesError: it is no such file, with what is wrong.
+        PricesError: the file is not a table of prices; the message says what is wrong.
     """
     path = path or DEFAULT
     try:
-        read = read_yaml(path)
+        entries = read_yaml(path)
     except YamlFileError as error:
         raise PricesError(str(error)) from error
-    if not isinstance(read, dict):
+    if not isinstance(entries, dict):
         raise PricesError(f"{path}: a table of prices is a mapping with {', '.join(Prices.model_fields)}")
     try:
         # YAML reads a bare 2026-01-31 as a date.
-        return Prices.model_validate({**read, **({"as_of": str(read["as_of"])} if "as_of" in read else {})})
+        return Prices.model_validate({**entries, **({"as_of": str(entries["as_of"])} if "as_of" in entries else {})})
     except ValidationError as error:
         raise PricesError(f"{path}: {problems_of(error)}") from error

@@ -1,4 +1,4 @@
-"""How much arithmetic a training is, and how that compares with what is optimal for it.
+"""Arithmetic of a training, and compute-optimal sizes for it.
 
 N: parameters; D: training tokens; C: floating-point operations.
 """
@@ -28,7 +28,7 @@ class Law:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """What the law foretells for a model of N parameters after D tokens of its authors' text."""
+        """Loss predicted by the law for a model of N parameters after D tokens of its authors' text."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
@@ -40,7 +40,7 @@ class Law:
 
 CHINCHILLA = Law("Hoffmann et al. 2022, approach 3", 1.69, 406.4, 410.7, 0.34, 0.28)
 REPLICATION = Law("Besiroglu et al. 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
-"""A new fit to the same runs, which agrees with Hoffmann's other two approaches."""
+"""Refit to the same runs, which agrees with Hoffmann's other two approaches."""
 
 
 def kaplan_optimum(flops: float) -> tuple[float, float]:
@@ -61,9 +61,9 @@ class Flops:
 
     Attributes:
         six_n: 6 N D's 6 N, with all parameters.
-        matrices: 6 per weight that a token is multiplied with; the embedding is looked up, not multiplied.
-        attention: scores and their use, the whole square of positions.
-        causal_attention: only what a causal mask leaves, half of it and the diagonal.
+        matrices: 6 per weight that multiplies a token; the embedding is looked up, not multiplied.
+        attention: scores and their use, for the full square of positions.
+        causal_attention: only the part below a causal mask, half of it and the diagonal.
     """
 
     six_n: float
@@ -73,19 +73,19 @@ class Flops:
 
     @property
     def whole(self) -> float:
-        """As the PaLM paper (appendix B), torchtitan and most reports of MFU count."""
+        """Total as counted by the PaLM paper (appendix B), torchtitan and most reports of MFU."""
         return self.matrices + self.attention
 
     @property
     def causal(self) -> float:
-        """As it must be computed."""
+        """Total that must be computed."""
         return self.matrices + self.causal_attention
 
 
 def flops_per_token(shape: Shape, length: int) -> Flops:
     """Count a decoder's arithmetic per token in rows of `length` tokens.
 
-    The padding rows of the vocabulary are never multiplied with.
+    Padding rows of the vocabulary are not counted.
     """
     padding = (
         (shape.padded_vocab_size - shape.vocab_size)

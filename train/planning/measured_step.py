@@ -1,4 +1,4 @@
-"""A plan's figures against a real step of the same model on this machine."""
+"""Comparison of a plan's predictions with a real step of the same model on this machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gristmill.train.planning.memory import (
 )
 
 MATMUL, GPU_MATMUL = 1024, 8192
-"""Rows and columns of the plain matrix product; on a GPU so many that starting it does not count."""
+"""Rows and columns of the plain matrix product; large enough on a GPU to hide launch time."""
 WARMUPS = 2
 
 
 @dataclass(frozen=True)
 class Check:
-    """One figure: what was foretold, and what was measured."""
+    """A predicted and a measured value."""
 
     name: str
     predicted: float
@@ -45,26 +45,26 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """Error of the prediction, relative to the measurement."""
         return self.predicted / self.measured - 1
 
 
 def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int, utilisation: float) -> list[Check]:
-    """Train a new model for some steps on random tokens in this process, and compare; on a GPU its peak memory too.
+    """Train a new model for some steps on random tokens in this process, and compare; on a GPU also the peak memory.
 
     Args:
         shape: the model.
         rows, length: of a batch.
         optimizer: the manifest's section.
-        steps: how many are timed, after two that are not; the fastest counts.
-        utilisation: what the prediction of the time takes for granted, of the rate of a plain matrix product.
+        steps: number of timed steps, after two untimed ones; the fastest counts.
+        utilisation: share of the rate of a plain matrix product that the prediction assumes.
     """
     with single_process() as world:
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype)
         steppers = make_optimizers(model, optimizer)
         ids = torch.randint(0, shape.vocab_size, (rows, length), device=world.device)
-        counted, kept = _count(model, ids)
+        counted, activation_bytes = _count(model, ids)
         gradients = sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
         seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
         peak = peak_bytes(world.device)
@@ -85,21 +85,26 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
             Check("weights", MASTER_BYTES * shape.parameters, weights, "bytes"),
             Check("gradients", MASTER_BYTES * shape.parameters, gradients, "bytes"),
             Check("optimizer", optimizer_bytes(shape, optimizer.kind), moments, "bytes"),
-            Check("activations", shape.layers * tokens * block_activation_bytes(shape, dtype.itemsize), kept, "bytes"),
+            Check(
+                "activations",
+                shape.layers * tokens * block_activation_bytes(shape, dtype.itemsize),
+                activation_bytes,
+                "bytes",
+            ),
             *([] if peak is None else [Check("peak memory", _allocated(shape, load), peak, "bytes")]),
             Check("step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"),
         ]
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most that tensors on a GPU have taken at a time so far; None on a CPU, where nobody counts it."""
+    """Peak memory of tensors on a GPU so far; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def _allocated(shape: Shape, load: Load) -> float:
-    """What tensors are foretold to take at a time on one GPU: all but what lies outside of them and between them."""
-    foretold = rank_memory(shape, Form(), load)
-    return foretold.total - foretold.overhead
+    """Predicted peak memory of tensors on one GPU, without framework and fragmentation."""
+    memory = rank_memory(shape, Form(), load)
+    return memory.total - memory.overhead
 
 
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
@@ -109,24 +114,24 @@ def _forward(model: nn.Module, ids: Tensor) -> Tensor:
         targets = ids[:, : max(1, round(ids.shape[1] * DECODED))]
         ids, beside = ids[:, : max(1, round(ids.shape[1] * ENCODED))], {"decoder_ids": targets}
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
-    wanted = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
-    head, *further = (partial(weighted_nll, targets=one, weights=weights) for one in wanted)
-    found = model(ids, head, further=further) if further else [model(ids, head, **beside)]
-    return torch.stack([one[0] for one in found]).sum()
+    all_targets = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
+    head, *further = (partial(weighted_nll, targets=targets_at, weights=weights) for targets_at in all_targets)
+    outputs = model(ids, head, further=further) if further else [model(ids, head, **beside)]
+    return torch.stack([targets_at[0] for targets_at in outputs]).sum()
 
 
 def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
-    """Operations of a forward and backward pass by torch's counter, and bytes that the layers keep for it."""
+    """Operations of a forward and backward pass by torch's counter, and bytes kept by the layers for it."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    kept: dict[int, int] = {}
+    bytes_by_storage: dict[int, int] = {}
     inside = [0]
 
     def pack(tensor: Tensor) -> Tensor:
         owner = tensor if tensor._base is None else tensor._base
         if inside[0] and not isinstance(owner, nn.Parameter):
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     handles = [hook for layer in model.model.layers for hook in _brackets(layer, inside)]  # type: ignore[union-attr]
@@ -137,11 +142,11 @@ def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
         for hook in handles:
             hook.remove()
         loss.backward()
-    return float(counter.get_total_flops()), float(sum(kept.values()))
+    return float(counter.get_total_flops()), float(sum(bytes_by_storage.values()))
 
 
 def _brackets(layer: Any, inside: list[int]) -> list[Any]:
-    """Hooks that say when a layer computes."""
+    """Hooks that mark the computation of a layer."""
 
     def enter(*_: Any) -> None:
         inside[0] += 1
@@ -153,7 +158,7 @@ def _brackets(layer: Any, inside: list[int]) -> list[Any]:
 
 
 def uncounted() -> dict[Any, Any]:
-    """Formulas for operations that torch's counter passes over: attention on CPUs, and sums of products in place."""
+    """Formulas for operations missing in torch's counter: attention on CPUs, and in-place sums of products."""
 
     def attention(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
         # Products of queries and keys, and of their weights and values, for each head of the queries, of which several

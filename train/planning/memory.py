@@ -1,7 +1,7 @@
-"""Memory of one rank, part by part, for a model of some shape in some parallel form.
+"""Memory of one rank, by component, for a model and a parallel form.
 
-What is counted is what this trainer keeps (FSDP2 with float32 master weights): a model of it, checked against
-measurements by `measured_step.py`. Framework, fragmentation and communication buffers are a margin on top.
+The estimate models this trainer's memory (FSDP2 with float32 master weights), and is checked against measurements by
+`measured_step.py`. Framework, fragmentation and communication buffers are an added margin.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ OPTIMIZER_BYTES = {
 """Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; in layers Muon's one, which
 is NorMuon's too (rows count little), and Dion's with a basis of a quarter of its size at most; AdEMAMix's three."""
 FRAMEWORK_BYTES = 1.5e9
-"""CUDA context, NCCL and cuBLAS workspaces: what a process that has done nothing yet takes on a GPU."""
+"""CUDA context, NCCL and cuBLAS workspaces: GPU memory of an idle process."""
 FRAGMENTATION = 0.05
-"""Share of the memory that an allocator cannot hand out as one piece."""
+"""Share of the memory lost to fragmentation."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a training is spread: the product is the number of GPUs.
+    """Distribution of a training: the product is the number of GPUs.
 
     Attributes:
         replicate: copies of the sharded model (HSDP).
         shard: ranks that share master weights, gradients and moments (FSDP).
         tensor: ranks that share every matrix product, and by sequence parallelism the activations.
         pipeline: groups of layers.
-        context: ranks that each compute a share of every row's tokens, and share weights as those of `shard` do.
-        deal_experts: whether ranks that share weights keep their experts, which tokens are sent to.
+        context: ranks that each compute a share of every row's tokens, and shard weights like those of `shard`.
+        deal_experts: True if ranks that shard weights keep their own experts, and tokens are sent to them.
     """
 
     replicate: int = 1
@@ -54,37 +54,37 @@ class Form:
 
     @property
     def world(self) -> int:
-        """GPUs."""
+        """Number of GPUs."""
         return self.replicate * self.weights * self.tensor * self.pipeline
 
     @property
     def weights(self) -> int:
-        """Ranks that share the weights of a replica's stage."""
+        """Number of ranks that shard the weights of a replica's stage."""
         return self.shard * self.context
 
     @property
     def data(self) -> int:
-        """Ranks that read different rows."""
+        """Number of ranks that read different rows."""
         return self.replicate * self.shard
 
     def label(self) -> str:
-        """What people read: `shard 8`, `replicate 2 x shard 4`."""
+        """Label for people: `shard 8`, `replicate 2 x shard 4`."""
         parts = [f"{name} {size}" for name, size in vars(self).items() if size > 1]
         return (" x ".join(parts) or "one GPU") + (", experts dealt" if self.deal_experts else "")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step puts on every rank.
+    """Load of a step on every rank.
 
     Attributes:
         micro_rows: rows per forward pass.
         length: tokens per row.
         micro_batches: forward passes per step.
-        compute_bytes: of a number in matrix products: 2 for bfloat16, 4 for float32.
-        optimizer: its kind.
-        checkpointing: whether blocks forget their activations and compute them again.
-        offload: whether moments lie in host memory (`engine.compute.offload_optimizer`).
+        compute_bytes: per number in matrix products: 2 for bfloat16, 4 for float32.
+        optimizer: kind of optimizer.
+        checkpointing: True for activation checkpointing.
+        offload: True for moments in host memory (`engine.compute.offload_optimizer`).
     """
 
     micro_rows: int
@@ -102,21 +102,21 @@ class Memory:
 
     parameters: float
     gradients: float
-    """Float32 sums over the micro-batches so far: of a rank's share of the weights, which each micro-batch is reduced to
+    """Float32 sums over the micro-batches so far, reduced in each micro-batch to a rank's share of the weights
     (`step.accumulate_gradients`)."""
     optimizer: float
     gathered: float
-    """Whole weights and gradients of the blocks being computed, in the compute dtype, and what is reduced of a block:
-    its gradients in float32."""
+    """Full weights and gradients of the blocks being computed, in the compute dtype, and a block's float32 gradients
+    for the reduction."""
     activations: float
     loss: float
-    """A chunk of logits, and the gradients of the output matrix and of the last hidden states, once for each token that
-    is predicted at a place."""
+    """A chunk of logits, and the gradients of the output matrix and of the last hidden states, once for each predicted
+    token of a position."""
     overhead: float
 
     @property
     def total(self) -> float:
-        """All together."""
+        """Sum of all components."""
         return sum(vars(self).values())
 
 
@@ -132,12 +132,12 @@ def expert_parameters(shape: Shape) -> float:
 
 
 def gathered_parameters(shape: Shape, form: Form) -> float:
-    """Weights of one layer that each rank gathers while it computes."""
+    """Weights of one layer that each rank gathers for its computation."""
     return (block_parameters(shape) - (expert_parameters(shape) if form.deal_experts else 0.0)) / form.tensor
 
 
 def _beside_further_block(shape: Shape) -> float:
-    """What a module that predicts a further token has besides its block: a projection and three norms."""
+    """Weights of a multi-token module besides its block: a projection and three norms."""
     return 2 * shape.width**2 + 3 * shape.width
 
 
@@ -147,16 +147,17 @@ def _embeddings(shape: Shape) -> float:
 
 
 def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: float | None = None) -> float:
-    """What an optimizer keeps for some weights of the layers and some outside them; all of them if not said."""
+    """Bytes of an optimizer's state for some weights of the layers and some outside them; for all of them by
+    default."""
     layers = shape.blocks * block_parameters(shape) if layers is None else layers
     root = _root_parameters(shape, Form()) if root is None else root
     return OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
 
 
 def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
-    """What the optimizer keeps of the fullest rank's parameters: on the device, and in its host's memory.
+    """Bytes of the optimizer's state for the fullest rank's parameters: on the device, and in its host's memory.
 
-    Moments in host memory come to the device parameter by parameter; there, the largest ones are what counts.
+    Moments in host memory are moved to the device parameter by parameter, so the largest ones determine its memory.
     """
     layers = math.ceil(shape.blocks / form.pipeline) * block_parameters(shape)
     kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.weights
@@ -172,7 +173,7 @@ def _outside_layers(kind: str) -> str:
 
 
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
-    """What one layer keeps for the backward pass, per token.
+    """Bytes that one layer keeps for the backward pass, per token.
 
     In widths: its input, both normed inputs, queries, the attention's output (with its log-sum-exp per head in
     float32) and the residual after it; keys and values; gate, up, silu(gate) and their product. Attention itself keeps
@@ -182,10 +183,13 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
     narrow = shape.kv_heads * shape.head_width
     wide = shape.heads * shape.head_width
     if shape.encoder_decoder:
-        # A layer of both sides; the decoder's second attention has a norm, queries and a result, and keys and values of
-        # what was encoded.
-        one, other = 4 * shape.width + 4 * wide + 4 * shape.ffn_width, 2 * shape.width + 2 * wide
-        numbers = ENCODED * (one + 2 * wide) + DECODED * (one + other)
+        # A layer of both sides; the decoder's cross-attention has a norm, queries and a result, and keys and values of
+        # the encoder's output.
+        self_attention_and_mlp, cross_attention = (
+            4 * shape.width + 4 * wide + 4 * shape.ffn_width,
+            2 * shape.width + 2 * wide,
+        )
+        numbers = ENCODED * (self_attention_and_mlp + 2 * wide) + DECODED * (self_attention_and_mlp + cross_attention)
         return round(numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED))
     # BERT's feed-forward layer has no gate.
     numbers = 4 * shape.width + 2 * wide + 2 * narrow + (2 if shape.bert else 4) * shape.ffn_width
@@ -194,34 +198,34 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
 
 def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     """Estimate the fullest rank's memory; see `Memory`."""
-    # Brings torch, which a look at the tables need not wait for.
+    # Imports torch, which reading the tables does not need.
     from gristmill.train.objectives.losses import GPU_CHUNK_LOGITS
 
     layers = math.ceil(shape.blocks / form.pipeline)
     block = block_parameters(shape) / form.tensor
     root = _root_parameters(shape, form) / form.tensor
-    here = layers * block + root
+    rank_parameters = layers * block + root
     tokens = load.micro_rows * load.length / form.context
     in_flight = min(form.pipeline, load.micro_batches)
     kept = (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load)) * tokens * layers * in_flight / form.tensor
     if load.checkpointing:
-        again = block_activation_bytes(shape, load.compute_bytes) + _elsewhere_bytes(
+        recomputed = block_activation_bytes(shape, load.compute_bytes) + _elsewhere_bytes(
             shape, form, replace(load, checkpointing=False)
         )
-        kept += again * tokens / form.tensor
-    # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
-    whole = gathered_parameters(shape, form)
-    gathered = (2 * whole + root) * load.compute_bytes + 2 * whole * load.compute_bytes
+        kept += recomputed * tokens / form.tensor
+    # The current block and the prefetched one, and parameters outside blocks.
+    gathered_weights = gathered_parameters(shape, form)
+    gathered = (2 * gathered_weights + root) * load.compute_bytes + 2 * gathered_weights * load.compute_bytes
     if form.weights > 1:
-        gathered += MASTER_BYTES * whole
-    if form.deal_experts:  # its own in the compute dtype, and their gradients in both
+        gathered += MASTER_BYTES * gathered_weights
+    if form.deal_experts:  # own experts in the compute dtype, and their gradients in both
         gathered += expert_parameters(shape) / form.weights * (2 * load.compute_bytes + MASTER_BYTES)
     loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes) * (
         1 + shape.multi_token
     ) + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size)
     counted = Memory(
-        parameters=MASTER_BYTES * here / form.weights,
-        gradients=MASTER_BYTES * here / form.weights,
+        parameters=MASTER_BYTES * rank_parameters / form.weights,
+        gradients=MASTER_BYTES * rank_parameters / form.weights,
         optimizer=moments_bytes(shape, form, load)[0],
         gathered=gathered,
         activations=kept,
@@ -232,21 +236,21 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
 
 
 def _root_parameters(shape: Shape, form: Form) -> float:
-    """What lies outside the blocks, on the fullest rank: a pipeline has the two embeddings at its two ends."""
-    one = shape.padded_vocab_size * shape.width
-    whole = _embeddings(shape) if form.pipeline == 1 else one
-    return whole + shape.width + shape.multi_token * _beside_further_block(shape)
+    """Parameters outside the blocks, on the fullest rank: a pipeline has the two embeddings at its two ends."""
+    single_embedding = shape.padded_vocab_size * shape.width
+    embeddings = _embeddings(shape) if form.pipeline == 1 else single_embedding
+    return embeddings + shape.width + shape.multi_token * _beside_further_block(shape)
 
 
 def _elsewhere_bytes(shape: Shape, form: Form, load: Load) -> float:
-    """Per token and layer of a rank: keys and values of the other ranks' tokens of the same rows."""
+    """Bytes per token and layer of a rank: keys and values of the other ranks' tokens of the same rows."""
     if load.checkpointing:
         return 0.0
     return 2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
 
 
 def _kept_bytes(shape: Shape, load: Load) -> float:
-    """Per token and layer: everything, or with checkpointing the layer's input alone."""
+    """Bytes per token and layer: all activations, or with checkpointing only the layer's input."""
     if load.checkpointing:
         return shape.width * load.compute_bytes
     return block_activation_bytes(shape, load.compute_bytes)

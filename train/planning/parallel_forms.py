@@ -1,17 +1,17 @@
-"""Every way to spread a training over some GPUs, with what it needs and how long a step takes; the best first.
+"""All ways to distribute a training over GPUs, with memory and time per step, best first.
 
-The time of a step is a model, not a promise:
+The time of a step is an estimate:
 
-- arithmetic: the step's operations over the peak of all GPUs times the utilisation that a form without waiting reaches;
-- recomputing the forward pass, where activations are forgotten: a third more;
+- arithmetic: the step's operations over the peak of all GPUs times the utilisation of a form without idle time;
+- recomputing the forward pass, with activation checkpointing: a third more;
 - the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches (Narayanan et al. 2021, 2.2.1);
-- tensor parallelism's collectives, which nothing hides: eight per layer and micro-batch, four forward and four
+- tensor parallelism's collectives, not overlapped: eight per layer and micro-batch, four forward and four
   backward, each of the residual stream (Korthikanti et al. 2022, 4.2.2);
-- context parallelism's, which nothing hides either: keys and values of all tokens gathered in every layer, and their
+- context parallelism's, not overlapped either: keys and values of all tokens gathered in every layer, and their
   gradients reduced;
-- tokens that are sent to experts and back, forward and backward, where these are dealt;
-- FSDP's gathers and reductions, hidden behind the arithmetic as far as that lasts;
-- moments that lie in host memory: their way to the GPU and back, which nothing hides.
+- tokens sent to experts and back, forward and backward, with expert parallelism;
+- FSDP's gathers and reductions, overlapped with the arithmetic up to its duration;
+- moments in host memory: transfers to the GPU and back, not overlapped.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from gristmill.train.planning.memory import (
 
 GPUS_PER_MACHINE = 8
 NETWORK = 50e9
-"""Bytes per second, GPU and direction between machines: 400 Gb/s InfiniBand, one port a GPU, as in DGX H100."""
+"""Bytes per second and direction per GPU between machines: 400 Gb/s InfiniBand, one port a GPU, as in DGX H100."""
 HOST_LINK = 32e9
-"""Bytes per second between a GPU and its host, and between GPUs of which nothing is known: PCI Express 4, 16 lanes."""
+"""Bytes per second between a GPU and its host, and between unknown GPUs: PCI Express 4, 16 lanes."""
 RECOMPUTE = 4 / 3
 COLLECTIVES_PER_LAYER = 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is computed between two updates.
+    """Computation between two updates.
 
     Attributes:
-        rows, length: of the whole batch.
-        optimizer: its kind.
+        rows, length: of the global batch.
+        optimizer: kind of optimizer.
         compute_bytes: of a number in matrix products.
-        most_micro_rows: rows per forward pass at the most; None: whatever fits.
-        offload: whether moments lie in host memory.
+        most_micro_rows: most rows per forward pass; None: as memory allows.
+        offload: True for moments in host memory.
     """
 
     rows: int
@@ -64,16 +64,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One form with its best micro-batch.
+    """A parallel form with its best micro-batch.
 
     Attributes:
-        form, load: how it is spread and cut.
+        form, load: distribution and micro-batches.
         memory: of the fullest rank.
-        host_memory: bytes of moments that the fullest rank keeps in its host's memory.
-        fits: whether the device holds that.
+        host_memory: bytes of moments in host memory of the fullest rank.
+        fits: True if the device has enough memory.
         bubble: share of the time in which a rank waits for the pipeline.
         seconds: of a step.
-        utilisation: MFU over all of it, attention counted whole.
+        utilisation: MFU over the full step, with non-causal attention.
     """
 
     form: Form
@@ -87,29 +87,36 @@ class Candidate:
 
 
 def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation: float) -> list[Candidate]:
-    """All forms for a number of GPUs: those that fit by time, then the others by how much they lack.
+    """Rank all forms for a number of GPUs: those that fit by time, then the others by missing memory.
 
     Args:
         shape: the model.
         step: the batch.
-        gpus: how many.
-        device: of which kind.
+        gpus: number of GPUs.
+        device: kind of GPU.
         utilisation: MFU of the arithmetic alone, between 0 and 1.
     """
     best = [
         _best([_candidate(shape, form, load, step, device, utilisation) for load in _loads(form, step)], device)
         for form in forms(shape, gpus, step.rows, step.length)
     ]
-    return sorted(best, key=lambda one: (not one.fits, _rounded(one.seconds) if one.fits else 0.0, one.memory.total))
+    return sorted(
+        best,
+        key=lambda candidate: (
+            not candidate.fits,
+            _rounded(candidate.seconds) if candidate.fits else 0.0,
+            candidate.memory.total,
+        ),
+    )
 
 
 def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
-    """The products that are a number of GPUs, and that the model and the batch can be cut into.
+    """Yield all factorisations of the number of GPUs that divide the model and the batch.
 
-    A tensor group stays within a machine and takes whole key/value heads; a pipeline has a layer per stage and a
-    micro-batch per stage at least; rows are split within a machine, into two chunks per process, where lengths divide.
-    None of these is had but of a plain decoder, and the first two not with experts, which may be dealt to the ranks
-    that share weights.
+    A tensor group stays within a machine and has full key/value heads; a pipeline has at least a layer and a
+    micro-batch per stage; context parallelism splits rows within a machine, into two chunks per process, if lengths
+    divide. All of these need a plain decoder, and the first two one without experts; experts may be distributed over
+    the ranks that shard weights.
     """
     splits = shape.is_plain_decoder and not shape.experts
     for tensor in _divisors(gpus) if splits else [1]:
@@ -136,8 +143,8 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
 
 def _loads(form: Form, step: Step) -> Iterator[Load]:
     rows = step.rows // form.data
-    most = min(rows // form.pipeline, step.most_micro_rows or rows)
-    for micro in (size for size in _divisors(rows) if size <= most):
+    max_rows = min(rows // form.pipeline, step.most_micro_rows or rows)
+    for micro in (size for size in _divisors(rows) if size <= max_rows):
         for checkpointing in (False, True):
             yield Load(
                 micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing, step.offload
@@ -172,7 +179,7 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
 
 
 def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Collectives of the tensor groups in a step; the fullest stage's layers."""
+    """Seconds of a step's collectives in tensor groups; for the fullest stage's layers."""
     tokens = load.micro_rows * load.length / form.context
     moved = tokens * shape.width * load.compute_bytes * (form.tensor - 1) / form.tensor
     layers = -(-shape.layers // form.pipeline)
@@ -180,7 +187,8 @@ def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> flo
 
 
 def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Keys and values gathered in a step's forward passes, again where they are forgotten, and reduced backward."""
+    """Seconds to gather keys and values in a step's forward passes, again with checkpointing, and to reduce
+    gradients."""
     narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
     moved = load.micro_rows * load.length * narrow * load.compute_bytes * (form.context - 1) / form.context
     times = (3 if load.checkpointing else 2) * -(-shape.layers // form.pipeline) * load.micro_batches
@@ -188,7 +196,7 @@ def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
 
 
 def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Tokens sent to experts and back in a step, and as much backward; again where activations are forgotten."""
+    """Seconds to send tokens to experts and back in a step, forward and backward; again with checkpointing."""
     if not form.deal_experts:
         return 0.0
     numbers = load.micro_rows * load.length / form.context * shape.experts_per_token * shape.width
@@ -198,7 +206,8 @@ def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> fl
 
 
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Weights gathered twice and gradients reduced once per micro-batch, and summed over the replicas once per step."""
+    """Seconds to gather weights twice and reduce gradients once per micro-batch, and to sum over replicas once per
+    step."""
     layers = -(-shape.layers // form.pipeline)
     gathered = layers * gathered_parameters(shape, form)
     weights = layers * block_parameters(shape) / form.tensor
@@ -207,22 +216,22 @@ def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> f
     moved = gathered * share * load.micro_batches * (2 * load.compute_bytes + MASTER_BYTES)
     seconds = moved / (device.link if within else NETWORK)
     if form.replicate > 1:
-        whole = form.world <= GPUS_PER_MACHINE
+        in_machine = form.world <= GPUS_PER_MACHINE
         summed = 2 * MASTER_BYTES * weights / form.weights * (form.replicate - 1) / form.replicate
-        seconds += summed / (device.link if whole else NETWORK)
+        seconds += summed / (device.link if in_machine else NETWORK)
     return seconds
 
 
 def _best(candidates: list[Candidate], device: Device) -> Candidate:
-    """The fastest that fits, the larger micro-batch at the same time; or what lacks the least memory."""
-    fitting = [one for one in candidates if one.fits]
+    """Fastest candidate that fits, of equal ones the larger micro-batch; else the one that needs the least memory."""
+    fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
-        return min(candidates, key=lambda one: one.memory.total)
-    return min(fitting, key=lambda one: (round(one.seconds, 9), -one.load.micro_rows))
+        return min(candidates, key=lambda candidate: candidate.memory.total)
+    return min(fitting, key=lambda candidate: (round(candidate.seconds, 9), -candidate.load.micro_rows))
 
 
 def _rounded(seconds: float) -> float:
-    """To what the model can tell apart, about a percent: of forms that are equally fast the one with room is better."""
+    """Round to the precision of the estimate, about a percent, so that memory decides between equally fast forms."""
     return float(f"{seconds:.2g}")
 
 
