@@ -1,11 +1,11 @@
-"""Best-fit-decreasing bin packing: items, longest first, each into the fullest bin that still has room for it.
+"""Best-fit-decreasing bin packing: items, longest first, each into the fullest bin with enough room.
 
-Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3: as documents are never longer than a row,
-the smallest remaining space that is large enough is found in a tree over the possible spaces, in O(log L) for rows of L
-tokens; bins of the same space wait in a list. The bin that was filled last is taken first, so the result is determined.
+Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3: since no document is longer than a row, a
+tree over the possible spaces finds the smallest sufficient one in O(log L) for rows of L tokens; bins of equal space
+are on a stack. The most recently filled bin is used first, so the result is deterministic.
 
-A mixture packs more items than a process should hold: `deal_out` finds the same bins from how many items there are of
-each length, in memory that depends on L alone, and `bin_of` says of any item where it goes.
+A mixture packs more items than fit into memory: `deal_out` computes the same bins from the number of items of each
+length, in memory that depends on L alone, and `bin_of` looks up the bin of an item.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gristmill.dataprep.text.kernels import kernel
 
 @kernel
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Put items, fewer than 2**31, into as few bins as the rule finds; it takes 16 bytes for each.
+    """Pack items, fewer than 2**31, into bins; takes 16 bytes per item.
 
     Args:
-        lengths: int32 of shape (n,), 1 to `capacity`; items of one length are taken in their order.
+        lengths: int32 of shape (n,), 1 to `capacity`; items of equal length keep their order.
         capacity: of every bin.
 
     Returns:
@@ -28,8 +28,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     """
     order = longest_first(lengths, capacity)
     bins = np.empty(len(lengths), dtype=np.int32)
-    below = np.empty(len(lengths), dtype=np.int32)  # of each bin: the one that waits under it, or -1
-    top = np.full(capacity + 1, -1, dtype=np.int32)  # of each space: the bin that was filled last, or -1
+    next_bin = np.empty(len(lengths), dtype=np.int32)  # for each bin: the next one on its stack, or -1
+    top = np.full(capacity + 1, -1, dtype=np.int32)  # for each space: the bin filled last, or -1
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
@@ -39,50 +39,50 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
         length = lengths[item]
         space = smallest_space(tree, leaves, length)
         if space:
-            chosen = top[space]
-            top[space] = below[chosen]
+            target_bin = top[space]
+            top[space] = next_bin[target_bin]
             if top[space] < 0:
                 mark(tree, leaves + space, False)
         else:
-            chosen, space = used, capacity
+            target_bin, space = used, capacity
             used += 1
-        bins[item] = chosen
-        left = space - length
-        if left:
-            if top[left] < 0:
-                mark(tree, leaves + left, True)
-            below[chosen] = top[left]
-            top[left] = chosen
+        bins[item] = target_bin
+        remaining_space = space - length
+        if remaining_space:
+            if top[remaining_space] < 0:
+                mark(tree, leaves + remaining_space, True)
+            next_bin[target_bin] = top[remaining_space]
+            top[remaining_space] = target_bin
     return bins, used
 
 
 @kernel
 def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Where `best_fit_decreasing` puts items, of which nothing is known but how many there are of each length.
+    """Compute the bins of `best_fit_decreasing` from the number of items of each length.
 
-    Items of one length fill the bin with the smallest space, one after the other, until it has no room for another: it
-    stays the one with the smallest space. So all of them are dealt out at once, to bins that were filled alike. Such a
-    run of bins is first, number and direction: who leaves a pile of bins last lies on top of the next one. A length
-    splits one run at most and begins two, so there are at most three for each length, however many items there are.
+    Items of one length fill the bin with the smallest space until it has no room for another: it remains the bin with
+    the smallest space. All of them are therefore dealt at once, to bins with equal contents. Such a run is a first bin,
+    a number of bins and a direction: the bin taken last from one stack lies on top of the next. A length splits at most
+    one run and begins two, so there are at most three runs per length, for any number of items.
 
     Args:
-        items: int64 of shape (capacity + 1,), how many items there are of each length; those of length 0 need no bin.
+        items: int64 of shape (capacity + 1,), number of items of each length; items of length 0 need no bin.
         capacity: of every bin.
 
     Returns:
-        int64 of shape (capacity + 2,): where the dealings of each length begin among the others; int64 of shape
-        (dealings, 4): rank of the first item among those of its length, its bin, the step to the next bin (1 or -1),
-        and how many items each bin gets; and the number of bins.
+        int64 of shape (capacity + 2,): first dealing of each length, longest first; int64 of shape (dealings, 4): rank
+        of the first item among those of its length, its bin, the step to the next bin (1 or -1), and the items per bin;
+        and the number of bins.
     """
-    runs = np.empty((64, 4), dtype=np.int64)  # first bin, bins, step, the run that lies under it or -1
+    runs = np.empty((64, 4), dtype=np.int64)  # first bin, number of bins, step, next run on the stack or -1
     dealt = np.empty((64, 4), dtype=np.int64)
     begins = np.zeros(capacity + 2, dtype=np.int64)  # by falling length, turned round at the end
-    top = np.full(capacity + 1, -1, dtype=np.int64)  # of each space: the run that was filled last, or -1
+    top = np.full(capacity + 1, -1, dtype=np.int64)  # for each space: the run filled last, or -1
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
     tree = np.zeros(2 * leaves, dtype=np.bool_)
-    free, made, used, dealings = -1, 0, 0, 0  # runs that are of no use any more are taken again
+    free, run_count, used, dealings = -1, 0, 0, 0  # released runs are reused
     for length in range(capacity, 0, -1):
         begins[capacity - length] = dealings
         rank, waiting = 0, items[length]
@@ -92,18 +92,18 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
             if is_new:
                 space = capacity
             room = space // length
-            # The last ones may leave room in their bin.
-            moved = waiting // room if waiting >= room else 1
-            each = min(room, waiting)
+            # The last items may leave room in their bin.
+            bin_count = waiting // room if waiting >= room else 1
+            items_per_bin = min(room, waiting)
             if is_new:
                 first, step = used, 1
-                used += moved
+                used += bin_count
             else:
                 run = top[space]
                 first, step = runs[run, 0], runs[run, 2]
-                moved = min(moved, runs[run, 1])
-                runs[run, 0] += step * moved
-                runs[run, 1] -= moved
+                bin_count = min(bin_count, runs[run, 1])
+                runs[run, 0] += step * bin_count
+                runs[run, 1] -= bin_count
                 if not runs[run, 1]:
                     top[space] = runs[run, 3]
                     runs[run, 3] = free
@@ -112,32 +112,37 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
                         mark(tree, leaves + space, False)
             if dealings == len(dealt):
                 dealt = np.concatenate((dealt, np.empty_like(dealt)))
-            dealt[dealings, 0], dealt[dealings, 1], dealt[dealings, 2], dealt[dealings, 3] = rank, first, step, each
+            dealt[dealings, 0], dealt[dealings, 1], dealt[dealings, 2], dealt[dealings, 3] = (
+                rank,
+                first,
+                step,
+                items_per_bin,
+            )
             dealings += 1
-            rank += moved * each
-            waiting -= moved * each
-            left = space - each * length
-            if left:
+            rank += bin_count * items_per_bin
+            waiting -= bin_count * items_per_bin
+            remaining_space = space - items_per_bin * length
+            if remaining_space:
                 if free < 0:
-                    if made == len(runs):
+                    if run_count == len(runs):
                         runs = np.concatenate((runs, np.empty_like(runs)))
-                    run = made
-                    made += 1
+                    run = run_count
+                    run_count += 1
                 else:
                     run = free
                     free = runs[run, 3]
-                if top[left] < 0:
-                    mark(tree, leaves + left, True)
-                runs[run, 0], runs[run, 1], runs[run, 2] = first + step * (moved - 1), moved, -step
-                runs[run, 3] = top[left]
-                top[left] = run
+                if top[remaining_space] < 0:
+                    mark(tree, leaves + remaining_space, True)
+                runs[run, 0], runs[run, 1], runs[run, 2] = first + step * (bin_count - 1), bin_count, -step
+                runs[run, 3] = top[remaining_space]
+                top[remaining_space] = run
     begins[capacity:] = dealings
     return begins, dealt[:dealings].copy(), used
 
 
 @kernel
 def bin_of(begins: np.ndarray, dealt: np.ndarray, capacity: int, length: int, rank: int) -> int:
-    """The bin of the item with a rank (from 0) among those of its length, as `deal_out` has dealt them."""
+    """Bin of the item with a rank (from 0) among those of its length, from the dealings of `deal_out`."""
     low, high = begins[capacity - length], begins[capacity - length + 1]
     while high - low > 1:
         middle = (low + high) // 2
@@ -150,7 +155,7 @@ def bin_of(begins: np.ndarray, dealt: np.ndarray, capacity: int, length: int, ra
 
 @kernel
 def longest_first(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """The numbers of items by decreasing length, equal ones in their order (int32; counting sort)."""
+    """Item numbers by decreasing length, stable (int32; counting sort)."""
     begins = np.zeros(longest + 2, dtype=np.int64)
     for length in lengths:
         begins[longest - length + 1] += 1
@@ -166,7 +171,7 @@ def longest_first(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 @kernel
 def smallest_space(tree: np.ndarray, leaves: int, least: int) -> int:
-    """The smallest space of at least `least` that some bin has, or 0: node i's children are 2i and 2i + 1."""
+    """Smallest space of at least `least` with a bin, or 0: node i's children are 2i and 2i + 1."""
     node = leaves + least
     if tree[node]:
         return least
@@ -182,7 +187,7 @@ def smallest_space(tree: np.ndarray, leaves: int, least: int) -> int:
 
 @kernel
 def mark(tree: np.ndarray, leaf: int, present: bool) -> None:
-    """Say whether bins of a space exist; a node says whether any leaf below it does."""
+    """Set whether bins of a space exist; a node is set if any leaf below it is."""
     node = leaf
     tree[node] = present
     while node > 1:
@@ -195,7 +200,7 @@ def mark(tree: np.ndarray, leaf: int, present: bool) -> None:
 
 @kernel
 def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The numbers of items ordered by bin, those of one bin in their order.
+    """Item numbers ordered by bin, stable.
 
     Args:
         bins: int32 of shape (n,).
@@ -212,7 +217,7 @@ def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
-    """Which items lie in each bin of `best_fit_decreasing`, in their order: their numbers (int32), bin after bin."""
+    """Item numbers (int32) in each bin of `best_fit_decreasing`, in item order."""
     bins, used = best_fit_decreasing(np.asarray(lengths, dtype=np.int32), capacity)
     first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(np.int64)
     return np.split(by_bin(bins, first), first[1:-1])

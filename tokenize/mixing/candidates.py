@@ -1,7 +1,7 @@
-"""The documents that a mixture chooses from: which may train, are held out or left out, shard by shard.
+"""Candidate documents of a mixture: for training, held out, or left out, judged shard by shard.
 
-Each document shard gives its documents to two sets of partitions, so that no process ever knows all: to those of the
-streams that take it, by its draw (`streams.py`), and to those of the ledger, by its id (`ledger.py`).
+Each document shard sends its documents to two sets of partitions, so that no process holds all of them: those of the
+streams, by draw (`streams.py`), and those of the ledger, by id (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from gristmill.tokenize.mixing.where import MET, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
 
 CLUSTER = "cluster"
-"""The column that near-duplicates share."""
+"""Column with the shared cluster id of near-duplicates."""
 VALIDATION_KEY = order_key(0, "validation")
-"""No seed of the mixture moves a document between training and validation."""
+"""Key of the validation split: a seed of the mixture never moves documents between training and validation."""
 JOB, ENTRIES, DOCUMENTS = "candidates", "entries", "ledger"
-"""The job, and what it sends."""
+"""Name of the job, and of its two shuffled outputs."""
 FEW_DOCUMENTS = 500_000
-"""Planning them takes less than a second, and so does a pipeline to begin."""
+"""Planning fewer documents takes less than a second, the time that a pipeline takes to start."""
 HELD_OUT, TRAINS = 2, MET
-"""States of a document, besides NOT_MET and UNKNOWN: what its source's condition says, and the split."""
+"""States of a document besides NOT_MET and UNKNOWN: the verdict of its source's condition, and the split."""
 CANDIDATES_SCHEMA = pa.schema(
     [
         ("high", pa.uint64()),
@@ -62,21 +62,22 @@ CANDIDATES_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
-"""A document: the words of its id, where it is, its source, its state, how often it is in one pass over its source's
-training documents (UNKNOWN where the expression `epochs` of its source uses a column that is null for it; such a
-document does not train), and the bytes of its text."""
+"""A document: the words of its id, its location, its source, its state, its repeats in one pass over the source's
+training documents (UNKNOWN if the source's `epochs` expression uses a column that is null; such a document does not
+train), and the bytes of its text.
+"""
 CANDIDATE_BYTES = 49
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is known of all tokenised documents together; the rest is in partitions.
+    """Totals of all tokenised documents, and the partitions that hold them.
 
     Attributes:
-        bits: leading bits of a draw that tell the partitions of entries apart.
-        ledger_bits: leading bits of an id that tell those of the ledger apart.
-        documents: how many there are.
-        most: of each source, how often a document is in one pass at the most.
+        bits: leading bits of a draw that number the partitions of entries.
+        ledger_bits: leading bits of an id that number the partitions of the ledger.
+        documents: number of documents.
+        most: of each source, the most repeats of a document in one pass.
         entries: of ENTRIES_SCHEMA, by draw.
         ledger: of CANDIDATES_SCHEMA, by id.
     """
@@ -90,7 +91,7 @@ class Candidates:
 
 
 def planning_context(documents: int, context: Context) -> Context:
-    """Where a mixture of so many documents is planned: few are, one task after another, without a pipeline."""
+    """Context for planning: few documents are planned by sequential tasks without a pipeline."""
     return replace(context, workers=1) if documents < FEW_DOCUMENTS and context.runner == "local" else context
 
 
@@ -105,27 +106,31 @@ def collect(
 ) -> Candidates:
     """Judge all tokenised documents: evaluate the sources' expressions and split off the validation set.
 
-    A document is held out if the hash of its duplicate cluster (of its id, where no cluster was found out) is below
-    the share: near-duplicates never lie on both sides.
+    A document is held out if the hash of its duplicate cluster (of its id if it has no cluster) is below the share:
+    near-duplicates never lie on both sides.
 
     Args:
         inputs: `ingest`, the annotating stages and `tokenize`; `import_tokens`.
         sources: name -> `where` and `epochs`, all sources in order.
         validation: share of clusters that is held out.
-        draws: which hashes order the streams.
-        seed: of the draws that decide parts of an epoch.
-        context: where to run.
-        rearranging: which documents get special tokens.
+        draws: order of the streams.
+        seed: of the draws for fractional epochs.
+        context: of the job.
+        rearranging: selection of documents that get special tokens.
 
     Raises:
         MixError: an expression is wrong, or documents belong to a source that is not among `sources`.
     """
-    found = corpora(inputs)
-    shards = [(which, shard) for which, corpus in enumerate(found) for shard in shard_names(corpus["ingest"])]
-    rows = count_rows([found[which]["tokenize"] / docs_name(shard) for which, shard in shards])
+    all_corpora = corpora(inputs)
+    shards = [
+        (corpus_number, shard)
+        for corpus_number, corpus in enumerate(all_corpora)
+        for shard in shard_names(corpus["ingest"])
+    ]
+    rows = count_rows([all_corpora[corpus_number]["tokenize"] / docs_name(shard) for corpus_number, shard in shards])
     tasks = [
-        Task(f"{number:05d}", {"corpus": which, "shard": shard, "number": number}, rows[number] * ENTRY_BYTES)
-        for number, (which, shard) in enumerate(shards)
+        Task(f"{number:05d}", {"corpus": corpus_number, "shard": shard, "number": number}, rows[number] * ENTRY_BYTES)
+        for number, (corpus_number, shard) in enumerate(shards)
     ]
     documents = sum(rows)
     bits, ledger_bits = partition_bits(documents, ENTRY_BYTES), partition_bits(documents, CANDIDATE_BYTES)
@@ -143,7 +148,7 @@ def collect(
     partitions = {ENTRIES: 1 << bits, DOCUMENTS: 1 << ledger_bits}
     try:
         results, sent = run_shuffle(JOB, tasks, process, planning_context(documents, context), partitions, direct=True)
-    except MixError as error:  # which names source and key: which shard it was noticed in says nothing
+    except MixError as error:  # names source and key; the shard is irrelevant
         raise MixError(str(error).partition(f"{MixError.__name__}: ")[2]) from error
     most = np.max([result["most"] for result in results], axis=0, initial=1).tolist()
     return Candidates(bits, ledger_bits, documents, most, sent[ENTRIES], sent[DOCUMENTS])
@@ -160,10 +165,10 @@ def judge_shard(
     ledger_bits: int,
     rearranging: Rearranging | None = None,
 ) -> Generator[Sent, None, Done]:
-    """Judge a document shard's documents and give them to their partitions: payload `corpus`, `shard`, `number`.
+    """Judge the documents of a shard and send them to their partitions: payload `corpus`, `shard`, `number`.
 
     Returns:
-        `most`: per source, how often a document is in one pass at the most.
+        `most`: by source, the most repeats of a document in one pass.
     """
     corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[task.payload["corpus"]]
     docs, source = _read_docs(corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources))
@@ -216,7 +221,7 @@ def judge_shard(
 
 
 def _read_docs(path: Path, sources: Sequence[str]) -> tuple[pa.Table, np.ndarray]:
-    """The table beside a token part, and the source number of each of its documents (int64)."""
+    """Table beside a token part, and the source number of each of its documents (int64)."""
     docs = read_table(path)
     names = docs["source"].cast(pa.string())
     source = pc.index_in(names, value_set=pa.array(sources, pa.string()))
@@ -252,10 +257,10 @@ def _judge(
         return verdicts, repeats
     measured = measured_columns(inputs, shard, docs, any(METADATA in text.lower() for text in expressions))
     for number, (name, config) in enumerate(sources.items()):
-        own = source == number
-        table = measured.filter(pa.array(own))
+        is_source = source == number
+        table = measured.filter(pa.array(is_source))
         if config["where"] is not None:
-            verdicts[own] = judge(name, config["where"], table)
+            verdicts[is_source] = judge(name, config["where"], table)
         if config["epochs"] is not None:
-            repeats[own] = repeat(name, config["epochs"], table, words[own], key)
+            repeats[is_source] = repeat(name, config["epochs"], table, words[is_source], key)
     return verdicts, repeats

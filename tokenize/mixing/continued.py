@@ -1,14 +1,13 @@
-"""A set that begins with rows of another one that were read already, in the order in which they were (`mix.continues`).
+"""Sets that begin with rows of another set that were already read, in the order of reading (`mix.continues`).
 
-Row j of a source's stream holds the same tokens in every set of the same documents, however many rows there are. A
-training has read the rows of a source in some order; behind the rows of its set those of the stream follow:
+Row j of a source's stream holds the same tokens in every set of the same documents, for any number of rows. A training
+has read the rows of a source in some order; the later rows of the stream follow those of its set:
 
     numbers     0 1 2 ... u-1 | u ... n-1 | n n+1 ...     of a source's rows in the order of that training
                 were read     | were next | not in the set
 
-So the kept rows are those with the first numbers, and what comes behind them takes the next ones: no row is read twice,
-whatever the weights are. Which row has which number is computed from the keyed permutations of the set that was read,
-row by row, without a list.
+The kept rows have the first numbers, and new rows take the next ones: no row is read twice, for any weights. The number
+of each row is computed from the keyed permutations of the earlier set, row by row, without a list.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from gristmill.tokenize.order import Order, OrderWithout, order_key, permute, ph
 from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
 
 USED = "used"
-"""The documents that any row holds, by id, as the segments send them to the ledger."""
+"""Shuffled output with the ids of documents in any row, sent by the segments to the ledger."""
 USED_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64())])
 
 
 @dataclass(frozen=True)
 class Before:
-    """A set that is continued. Rows of each source count the sources of the manifest now: new ones have none.
+    """A set that is continued. Rows by source follow the sources of the current manifest; new sources have none.
 
     Attributes:
-        phases: rows of each source, for every phase.
-        begun: of its first phases, which it kept itself: rows of each source of the orders that they begin.
-        rows: how many are kept.
+        phases: rows of each source, by phase.
+        begun: for the first phases, which it kept from an earlier set: rows by source of the full order of each phase.
+        rows: number of kept rows.
         seed: of the training that read it.
-        sources: the numbers that the sources had in it; -1 of one that it had not.
-        before: the set that it had continued.
+        sources: number of each source in it; -1 for new sources.
+        before: the set that it continues.
     """
 
     phases: tuple[tuple[int, ...], ...]
@@ -53,39 +52,41 @@ class Before:
     before: Before | None
 
     def kept(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """The phases of what is kept: rows of each source, and rows of each source of the orders that they begin."""
-        rows, begun, left = list[tuple[int, ...]](), list[tuple[int, ...]](), self.rows
+        """Phases of the kept rows: rows by source, and rows by source of the full order of each phase."""
+        rows, full_orders, remaining = list[tuple[int, ...]](), list[tuple[int, ...]](), self.rows
         for phase, order in zip(self.phases, (*self.begun, *self.phases[len(self.begun) :]), strict=True):
-            if left:
-                rows.append(phase if left >= sum(phase) else tuple(rows_before(order, left)))
-                begun.append(order)
-                left -= sum(rows[-1])
-        return tuple(rows), tuple(begun)
+            if remaining:
+                rows.append(phase if remaining >= sum(phase) else tuple(rows_before(order, remaining)))
+                full_orders.append(order)
+                remaining -= sum(rows[-1])
+        return tuple(rows), tuple(full_orders)
 
     def reach(self, source: int) -> int:
-        """Up to which row of a source's stream this set and those before it went."""
-        own = sum(phase[source] for phase in self.phases)
-        return own if self.before is None else max(own, self.before.reach(source))
+        """End of a source's rows in this set and all earlier ones."""
+        source_rows = sum(phase[source] for phase in self.phases)
+        return source_rows if self.before is None else max(source_rows, self.before.reach(source))
 
     def numbers(self, source: int, name: str, rows: np.ndarray, mix_seed: int) -> np.ndarray:
-        """The numbers (int64) that rows of a source's stream have in the order in which the training reads them."""
-        found = rows.copy() if self.before is None else self.before.numbers(source, name, rows, mix_seed)
-        own = np.cumsum([0, *(phase[source] for phase in self.phases)])
-        phase_of = np.searchsorted(own, found, side="right") - 1
+        """Numbers (int64) of rows of a source's stream in the training's order of reading."""
+        numbers = rows.copy() if self.before is None else self.before.numbers(source, name, rows, mix_seed)
+        begins = np.cumsum([0, *(phase[source] for phase in self.phases)])
+        phase_of = np.searchsorted(begins, numbers, side="right") - 1
         for phase in range(len(self.begun), len(self.phases)):
-            chosen = np.flatnonzero(phase_of == phase)
-            if len(chosen):
+            selection = np.flatnonzero(phase_of == phase)
+            if len(selection):
                 count, parts = self.phases[phase][source], phase_parts(phase)
-                stored = permute(found[chosen] - own[phase], count, order_key(mix_seed, "mix", "rows", *parts, name))
+                stored = permute(
+                    numbers[selection] - begins[phase], count, order_key(mix_seed, "mix", "rows", *parts, name)
+                )
                 read = permute(
                     stored, count, order_key(self.seed, *parts, "epoch", 0, self.sources[source]), inverse=True
                 )
-                found[chosen] = own[phase] + read
-        return found
+                numbers[selection] = begins[phase] + read
+        return numbers
 
 
 def before_of(section: Continues | None, sources: Sequence[str]) -> Before | None:
-    """The set that a section continues, its rows counted by the sources that there are now."""
+    """Set that a section continues, its rows counted by the current sources."""
     if section is None:
         return None
     numbers = tuple(section.sources.index(name) if name in section.sources else -1 for name in sources)
@@ -95,10 +96,10 @@ def before_of(section: Continues | None, sources: Sequence[str]) -> Before | Non
 
 
 def check_reach(before: Before, sources: Sequence[str], most_rows: Sequence[int]) -> None:
-    """See that no source may give fewer rows than the set that is continued had of it.
+    """Check that every source may give at least the rows that it had in the continued set.
 
     Raises:
-        MixError: `max_epochs` of one was lowered, so that rows which were read, or are next, are none of its.
+        MixError: `max_epochs` of a source was lowered below the rows that it had.
     """
     for number, (name, most) in enumerate(zip(sources, most_rows, strict=True)):
         if before.reach(number) > most:
@@ -110,12 +111,12 @@ def check_reach(before: Before, sources: Sequence[str], most_rows: Sequence[int]
 
 
 def digest_of_sums(sums: np.ndarray) -> str:
-    """32 hexadecimal digits of what rows hold, from their checksums (uint64, in the order of the rows)."""
+    """Digest of rows, 32 hexadecimal digits, from their checksums (uint64, in row order)."""
     return hashlib.blake2b(sums.astype(CHECKSUM_DTYPE).tobytes(), digest_size=16).hexdigest()
 
 
 def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
-    """The checksums (uint64) of all rows of some shards, one after another."""
+    """Read the checksums (uint64) of all rows of some shards, in order."""
     return np.concatenate(
         [
             np.empty(0, CHECKSUM_DTYPE),
@@ -125,17 +126,17 @@ def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
 
 
 def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """See that the kept rows hold what was read.
+    """Check that the kept rows hold the tokens that were read.
 
-    Where documents were taken down since, rows of theirs are emptied, and what these held cannot be looked at.
+    Rows that were emptied since, because their documents were taken down, cannot be checked.
 
     Args:
-        section: what is kept.
-        out: the packed set's folder, its shards written.
+        section: the kept rows.
+        out: the packed set's folder, with its shards.
         entries: of the training shards.
 
     Raises:
-        MixError: they hold something else.
+        MixError: the tokens differ.
     """
     emptied = [row for entry in entries for row in entry.get("withheld", ()) if row < section.rows]
     sums = np.delete(read_sums(out, [entry["file"] for entry in entries])[: section.rows], emptied)
@@ -150,12 +151,12 @@ def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str
 
 @dataclass(frozen=True)
 class SetBefore:
-    """What a checkpoint must have read so that a training can take it up with the set that continues its own.
+    """Earlier set of a checkpoint that may resume on the set that continues it.
 
     Attributes:
         fingerprint: of its rows.
-        order: in which it read them.
-        positions: how many of these begin the set that continues it.
+        order: in which it was read.
+        positions: number of its positions at the beginning of the continuing set.
     """
 
     fingerprint: str
@@ -164,13 +165,13 @@ class SetBefore:
 
 
 def sets_before(section: Continues | None) -> list[SetBefore]:
-    """The sets that a section continues: the last one, the one before that, and so on."""
+    """Sets that a section continues, the latest first."""
     if section is None:
         return []
     before = before_of(section, section.sources)
     assert before is not None
-    whole = Order.of_phases(before.phases, section.seed, len(before.begun))
+    full_order = Order.of_phases(before.phases, section.seed, len(before.begun))
     withheld = np.array(section.withheld, dtype=np.int64)
-    order = OrderWithout(whole, withheld) if len(withheld) else whole
-    positions = section.rows - int((whole.positions(withheld) < section.rows).sum())
+    order = OrderWithout(full_order, withheld) if len(withheld) else full_order
+    positions = section.rows - int((full_order.positions(withheld) < section.rows).sum())
     return [SetBefore(section.fingerprint, order, positions), *sets_before(section.continues)]

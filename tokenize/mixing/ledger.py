@@ -1,9 +1,9 @@
-"""The ledger of a mixture: what became of every tokenised document, in tables ordered by id, and counted.
+"""Ledger of a mixture: the outcome of every tokenised document, in tables ordered by id, with counts.
 
-Whether a document is in a row follows from its draws alone: a stream takes the documents up to some draw of its first
-pass (`Taken`), or all of them. So a partition of the ledger, which has the documents whose ids begin with the same
-bits, needs to know nothing of any other. A task reads one after the other, at most `streams.PARTITION_BYTES` and about
-five times as much while it sorts them, and appends it to its table.
+The draws of a document decide whether it is in a row: a stream takes all documents of its first pass up to some draw
+(`Taken`), or all of them. Each partition of the ledger (documents whose ids share their leading bits) is therefore
+independent of the others. A task reads its partitions one by one, at most `streams.PARTITION_BYTES` each and about five
+times as much while sorting, and appends them to its table.
 """
 
 from __future__ import annotations
@@ -36,26 +36,29 @@ from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER_SCHEMA, ids
 
 JOB = "documents"
 FILE_DOCUMENTS = 1 << 26
-"""Documents of one table: its 4,096 row groups are looked through within a tenth of a second, and Parquet counts no
-more than 32,767 of them."""
+"""Documents per table: a search through its 4,096 row groups takes less than a tenth of a second, and Parquet allows at
+most 32,767 row groups.
+"""
 EXCLUDED, WITHHELD = "excluded", "withheld"
-"""Reasons in the ledger: on the list itself; in no row but emptied ones."""
+"""Reasons in the ledger: a document on the exclusion list; a document whose rows were all emptied."""
 RULES = (EXCLUDED, WITHHELD, "where", "where_unknown", "epochs", "epochs_unknown", "quota", "validation_rest")
-"""Why documents are in no row, the first that holds: their rows were emptied, their source's condition is not met, or
-asks for what was not measured, their source takes them no times, or by what was not measured; they may train, but their
-source's share was full; they are held out, but the validation rows were full, or too little for one more."""
+"""Reasons why documents are in no row; the first that applies counts. In order: on the exclusion list; all rows were
+emptied; the source's `where` is not met, or uses a column that was not measured; the source's `epochs` is 0, or uses a
+column that was not measured; the source's quota was full; the validation rows were full, or the remainder fills no
+row.
+"""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Up to which document of its first pass each stream is taken.
+    """Last document that each stream takes in its first pass.
 
     Attributes:
-        any: bool of shape (streams,), whether any is.
-        whole: bool of shape (streams,), whether all are.
-        draw: uint64 of shape (streams,), the last one's draw; at equal draws its id and time decide.
+        any: bool of shape (streams,), whether the stream takes any document.
+        whole: bool of shape (streams,), whether it takes all documents.
+        draw: uint64 of shape (streams,), draw of the last document; id and time break ties.
         words: uint64 of shape (streams, 2), its id.
-        time: int32 of shape (streams,), which time of it this is.
+        time: int32 of shape (streams,), its repeat within the pass.
     """
 
     any: np.ndarray
@@ -65,18 +68,18 @@ class Taken:
     time: np.ndarray
 
     def holds(self, stream: np.ndarray, draws: np.ndarray, words: np.ndarray, time: int) -> np.ndarray:
-        """Which entries of the first pass (bool) are taken."""
+        """Mask (bool) of the first-pass entries that the streams take."""
         last = self.draw[stream]
-        held = self.any[stream] & (draws <= last)
-        # Two draws are hardly ever equal.
-        for tied in np.flatnonzero(held & (draws == last)):
-            one = stream[tied]
-            held[tied] = (*words[tied].tolist(), time) <= (*self.words[one].tolist(), int(self.time[one]))
-        return held
+        mask = self.any[stream] & (draws <= last)
+        # Equal draws are rare.
+        for tied in np.flatnonzero(mask & (draws == last)):
+            number = stream[tied]
+            mask[tied] = (*words[tied].tolist(), time) <= (*self.words[number].tolist(), int(self.time[number]))
+        return mask
 
 
 def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
-    """Up to where the first pass of each stream goes, of which the tokens before an end are taken."""
+    """Last document of each stream's first pass that begins before the stream's end."""
     number = len(ends)
     taken = Taken(
         np.zeros(number, bool),
@@ -86,29 +89,29 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
         np.zeros(number, np.int32),
     )
     for stream, end in enumerate(ends):
-        for of_pass, partition, base in reversed([*streams.places(stream, end)]):
-            if of_pass:
+        for pass_number, partition, base in reversed([*streams.places(stream, end)]):
+            if pass_number:
                 continue
-            segment = streams.segment(of_pass, partition).of(stream)
+            segment = streams.segment(pass_number, partition).of(stream)
             last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
             taken.any[stream], taken.words[stream], taken.time[stream] = True, segment.words[last], segment.time[last]
             taken.draw[stream] = streams.draws.of(
                 np.array([stream]), segment.words[last : last + 1], segment.time[last : last + 1], 0
             )[0]
-            behind = streams.bases.entries[0, partition + 1 :, stream]
-            taken.whole[stream] = last + 1 == len(segment.words) and not behind.any()
+            later_entries = streams.bases.entries[0, partition + 1 :, stream]
+            taken.whole[stream] = last + 1 == len(segment.words) and not later_entries.any()
             break
     return taken
 
 
 @dataclass(frozen=True)
 class Emptied:
-    """Ids (uint64 of shape (n, 2), see `id_words`) that matter where rows were emptied; as many as these rows hold.
+    """Ids (uint64 of shape (n, 2), see `id_words`) of documents in emptied rows.
 
     Attributes:
-        excluded: on the list.
+        excluded: on the exclusion list.
         touched: in rows that were emptied.
-        still: of these, in other rows too.
+        still: those of `touched` that are also in other rows.
     """
 
     excluded: np.ndarray
@@ -117,19 +120,19 @@ class Emptied:
 
 
 def find_emptied(out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequence[bytes]) -> Emptied:
-    """What the shards, training and held out, say of the rows that were emptied.
+    """Collect the documents of emptied rows from the entries of all shards, training and held out.
 
     Args:
-        out: the packed set's folder, its shards written.
+        out: the packed set's folder, with its shards.
         entries: of all shards.
         excluded: document ids.
     """
-    touched = {bytes.fromhex(one) for entry in entries for one in entry.get("touched", ())}
+    touched = {bytes.fromhex(digits) for entry in entries for digits in entry.get("touched", ())}
     still = {
-        one
+        document
         for entry in entries
         if touched
-        for one in read_matching(out / ids_name(entry["file"]), "id", [*touched], ["id"])["id"].to_pylist()
+        for document in read_matching(out / ids_name(entry["file"]), "id", [*touched], ["id"])["id"].to_pylist()
     }
     return Emptied(*(_words_of(ids) for ids in (excluded, touched, still)))
 
@@ -157,13 +160,12 @@ def write_ledger(
         emptied: see `find_emptied`.
         sources: names by number.
         out: the packed set's folder.
-        context: where to run.
-        used: the documents that training rows hold, by the leading bits of their ids, where that does not follow from
-            `taken`.
+        context: of the jobs.
+        used: documents in training rows, by the leading bits of their ids, if `taken` does not determine them.
 
     Returns:
-        the counts, by RULES: a document is kept if any of its tokens is in a row; how many documents of each source
-        were put in training rows, whether emptied or not; and how many tables there are.
+        the counts, by RULES (a document is kept if any of its tokens is in a row); documents of each source in training
+        rows, emptied or not; and the number of tables.
     """
     if used is not None:
         trained = train_stream(np.arange(len(sources)))
@@ -172,9 +174,16 @@ def write_ledger(
     save(context.work / "plan", "emptied", emptied)
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
-    each = 1 << (candidates.ledger_bits - bits)
+    partitions_per_table = 1 << (candidates.ledger_bits - bits)
     tasks = [
-        Task(f"{number:05d}", {"file": ledger_name(number, 1 << bits), "first": number * each, "partitions": each})
+        Task(
+            f"{number:05d}",
+            {
+                "file": ledger_name(number, 1 << bits),
+                "first": number * partitions_per_table,
+                "partitions": partitions_per_table,
+            },
+        )
         for number in range(1 << bits)
     ]
     process = partial(
@@ -187,25 +196,25 @@ def write_ledger(
         documents=used,
     )
     results = run_tasks(JOB, tasks, process, context, direct=True)
-    found = np.sum([result["counts_"] for result in results], axis=0)
-    counts = {name: _ledger_of(found[number]) for number, name in enumerate(sources)}
-    laid_out = {name: int(found[number, LAID_OUT]) for number, name in enumerate(sources)}
-    return {**_ledger_of(found.sum(axis=0)), "sources": counts}, laid_out, 1 << bits
+    totals = np.sum([result["counts_"] for result in results], axis=0)
+    counts = {name: _ledger_of(totals[number]) for number, name in enumerate(sources)}
+    laid_out = {name: int(totals[number, LAID_OUT]) for number, name in enumerate(sources)}
+    return {**_ledger_of(totals.sum(axis=0)), "sources": counts}, laid_out, 1 << bits
 
 
 READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
-"""What a task counts of each source, before the rules."""
+"""Columns of a task's counts by source; the columns of the rules follow."""
 
 
-def _ledger_of(found: np.ndarray) -> dict[str, Any]:
-    dropped = {rule: int(number) for rule, number in zip(RULES, found[FIRST_RULE:], strict=True) if number}
+def _ledger_of(counts: np.ndarray) -> dict[str, Any]:
+    dropped = {rule: int(number) for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True) if number}
     return {
-        "read": int(found[READ]),
-        "kept": int(found[KEPT]),
+        "read": int(counts[READ]),
+        "kept": int(counts[KEPT]),
         "quarantined": 0,
         "dropped": dropped,
-        "bytes_read": int(found[BYTES_READ]),
-        "bytes_kept": int(found[BYTES_KEPT]),
+        "bytes_read": int(counts[BYTES_READ]),
+        "bytes_kept": int(counts[BYTES_KEPT]),
     }
 
 
@@ -215,7 +224,7 @@ def write_table_of(
     """Write one table: payload `file`, `first` (partition), `partitions`.
 
     Returns:
-        `counts_`: per source the numbers that READ and the others name.
+        `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
     taken, emptied = load_record(plan, "taken", Taken), load_record(plan, "emptied", Emptied)
     counts = np.zeros((sources, FIRST_RULE + len(RULES)), dtype=np.int64)
@@ -224,15 +233,15 @@ def write_table_of(
 
     def tables() -> Iterator[pa.Table]:
         for partition in partitions:
-            held = None if documents is None else documents.read(partition)
-            yield _judged(ledger.read(partition), draws, taken, emptied, counts, held)
+            used_documents = None if documents is None else documents.read(partition)
+            yield _judged(ledger.read(partition), draws, taken, emptied, counts, used_documents)
 
     write_in_groups(path, tables())
     return Done([path], {"counts_": counts.tolist()})
 
 
 def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Write a table whose rows come in parts, each a row group at a time: the same bytes as from all of it at once."""
+    """Write the parts of a table in full row groups: the same bytes as if written at once."""
     waiting = LEDGER_SCHEMA.empty_table()
     with (
         atomic_write(path) as sink,
@@ -247,35 +256,35 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
         written = False
         for table in tables:
             waiting = pa.concat_tables([waiting, table])
-            whole = len(waiting) // INDEX_GROUP_ROWS * INDEX_GROUP_ROWS
-            if whole:
-                writer.write_table(waiting.slice(0, whole), INDEX_GROUP_ROWS)
-                waiting, written = waiting.slice(whole).combine_chunks(), True
+            full_rows = len(waiting) // INDEX_GROUP_ROWS * INDEX_GROUP_ROWS
+            if full_rows:
+                writer.write_table(waiting.slice(0, full_rows), INDEX_GROUP_ROWS)
+                waiting, written = waiting.slice(full_rows).combine_chunks(), True
         if len(waiting) or not written:
             writer.write_table(waiting, INDEX_GROUP_ROWS)
 
 
 def _judged(
-    rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray, held: pa.Table | None
+    rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray, used_documents: pa.Table | None
 ) -> pa.Table:
-    """The ledger's entries of a partition, ordered by id; adds to the counts. `held`: see `write_ledger`."""
+    """Ledger entries of a partition, ordered by id; updates the counts."""
     columns = {name: rows[name].to_numpy() for name in rows.column_names}
     order = ordered_by(columns["high"], columns["low"])
     columns = {name: column[order] for name, column in columns.items()}
     words = np.stack([columns["high"], columns["low"]], axis=1)
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     used = _used(words, source, state, repeats, draws, taken)
-    if held is not None:
-        ids = word_ids(np.stack([held["high"].to_numpy(), held["low"].to_numpy()], axis=1))
+    if used_documents is not None:
+        ids = word_ids(np.stack([used_documents["high"].to_numpy(), used_documents["low"].to_numpy()], axis=1))
         used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(zero_copy_only=False)
     laid_out = used & (state == TRAINS)
     excluded = _among(words, emptied.excluded)
-    gone = used & ~excluded & _among(words, emptied.touched) & ~_among(words, emptied.still)
-    used &= ~excluded & ~gone
+    withheld = used & ~excluded & _among(words, emptied.touched) & ~_among(words, emptied.still)
+    used &= ~excluded & ~withheld
     trains, held_out = state == TRAINS, state == HELD_OUT
     masks = (
         excluded,
-        gone,
+        withheld,
         ~trains & ~held_out & (state != UNKNOWN),
         state == UNKNOWN,
         trains & (repeats == 0),
@@ -303,27 +312,27 @@ def _judged(
 def _used(
     words: np.ndarray, source: np.ndarray, state: np.ndarray, repeats: np.ndarray, draws: Draws, taken: Taken
 ) -> np.ndarray:
-    """Which documents (bool) any stream has taken."""
+    """Mask (bool) of the documents that any stream takes."""
     held_out = state == HELD_OUT
     times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
     stream = np.where(held_out, validation_stream(source, draws.sources), train_stream(source)).astype(np.int64)
     used = taken.whole[stream] & (times > 0)
-    in_question = taken.any[stream] & ~used
-    for time in range(int(times[in_question].max(initial=0))):
-        these = np.flatnonzero(in_question & (times > time) & ~used)
-        own = words.take(these, axis=0)
-        drawn = draws.of(stream[these], own, np.full(len(these), time), 0)
-        used[these] = taken.holds(stream[these], drawn, own, time)
+    undecided = taken.any[stream] & ~used
+    for time in range(int(times[undecided].max(initial=0))):
+        selection = np.flatnonzero(undecided & (times > time) & ~used)
+        selected_words = words.take(selection, axis=0)
+        drawn = draws.of(stream[selection], selected_words, np.full(len(selection), time), 0)
+        used[selection] = taken.holds(stream[selection], drawn, selected_words, time)
     return used
 
 
-def _among(words: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which ids (bool) are among some; both as words."""
+def _among(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Mask (bool) of the ids that are in a list; both as words."""
     marked = np.zeros(len(words), dtype=bool)
-    if len(wanted):
-        near = np.flatnonzero(np.isin(words[:, 0], wanted[:, 0]))
-        hit = among(word_ids(words[near]), word_ids(wanted).to_pylist()).to_numpy(zero_copy_only=False)
-        marked[near[np.asarray(hit, dtype=bool)]] = True
+    if len(targets):
+        candidates = np.flatnonzero(np.isin(words[:, 0], targets[:, 0]))
+        matches = among(word_ids(words[candidates]), word_ids(targets).to_pylist()).to_numpy(zero_copy_only=False)
+        marked[candidates[np.asarray(matches, dtype=bool)]] = True
     return marked
 
 
@@ -331,10 +340,10 @@ def _count(
     counts: np.ndarray, source: np.ndarray, reason: np.ndarray, used: np.ndarray, laid_out: np.ndarray, size: np.ndarray
 ) -> None:
     number = len(counts)
-    for column, chosen in ((READ, np.ones(len(source), dtype=bool)), (KEPT, used), (LAID_OUT, laid_out)):
-        counts[:, column] += np.bincount(source[chosen], minlength=number)
-    for column, chosen in ((BYTES_READ, np.ones(len(source), dtype=bool)), (BYTES_KEPT, used)):
-        # The sums are exact below 2**53 bytes, of one partition.
-        counts[:, column] += np.bincount(source[chosen], size[chosen], minlength=number).astype(np.int64)
+    for column, mask in ((READ, np.ones(len(source), dtype=bool)), (KEPT, used), (LAID_OUT, laid_out)):
+        counts[:, column] += np.bincount(source[mask], minlength=number)
+    for column, mask in ((BYTES_READ, np.ones(len(source), dtype=bool)), (BYTES_KEPT, used)):
+        # float64 sums are exact below 2**53 bytes per partition.
+        counts[:, column] += np.bincount(source[mask], size[mask], minlength=number).astype(np.int64)
     for rule in range(len(RULES)):
         counts[:, FIRST_RULE + rule] += np.bincount(source[reason == rule], minlength=number)

@@ -1,12 +1,12 @@
-"""The stage `mix`: a packed training set with an exact share of every source, and held-out rows of each.
+"""Stage `mix`: a packed training set with an exact share of every source, and held-out rows of each.
 
     condition -> hold out -> quota -> one token stream per source -> rows in a stratified, shuffled order -> shards
 
-Each arrow is a job whose tasks know a document shard, a segment of the streams or a shard of rows, and no more:
-`candidates.py`, `streams.py`, `place_pieces.py`, `write_shards.py`, `ledger.py`. This process knows how many tokens
-each segment has: 24 bytes for each of at most 4,096 segments, every pass and stream.
+Each arrow is a job whose tasks read only a document shard, a segment of the streams or a shard of rows:
+`candidates.py`, `streams.py`, `place_pieces.py`, `write_shards.py`, `ledger.py`. The main process holds the token
+counts of the segments: 24 bytes for each of at most 4,096 segments, per pass and stream.
 
-Weights are shares of tokens. Which documents are taken, and how often, depends on hash(seed, copy, id) alone.
+Weights are shares of tokens. hash(seed, copy, id) alone decides whether and how often a document is taken.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gristmill.tokenize.packed_files import (
 )
 
 SHARD_BYTES = 64_000_000
-"""Of tokens, where the manifest does not say `shard_rows`: large enough to stream, small enough to redo."""
+"""Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small enough to redo."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     streams = make_streams(candidates.entries, context.work, candidates.bits, draws, planning)
     pass_tokens = {name: streams.pass_tokens(train_stream(number)) for number, name in enumerate(names)}
     before = before_of(section.continues, names)
-    already, begun = ((), ()) if before is None else before.kept()
+    kept_rows, full_orders = ((), ()) if before is None else before.kept()
     if before is not None:
         check_reach(
             before,
@@ -88,7 +88,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 for name, source in sources.items()
             ],
         )
-    quotas = plan_quotas(section, sources, pass_tokens, already)
+    quotas = plan_quotas(section, sources, pass_tokens, kept_rows)
     streams, ends = find_ends(streams, sources, section, quotas, planning, before)
     held_out_ends_ = held_out_ends(streams, len(names), section)
     layouts = lay_out(streams, ends, held_out_ends_, section, quotas, planning)
@@ -105,7 +105,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         candidates.ledger_bits,
     )
     parts = tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs))
-    placed, wanted, used = place(
+    placed, requests, used = place(
         streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0, planning, rearranged
     )
     plan = RowPlan(
@@ -113,7 +113,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         out=str(out),
         dtype=dtype,
         parts=parts,
-        sent=None if wanted is None else send_tokens(wanted, parts, dtype, shards.number, context),
+        sent=None if requests is None else send_tokens(requests, parts, dtype, shards.number, context),
         sequence_length=section.sequence_length,
         eos=tokenizer.eos,
         pad=tokenizer.pad,
@@ -145,7 +145,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             )
             for (name, layout), copies in zip(train.items(), used.copies, strict=True)
         }
-    # These have served their turn: packed.json and the summary need not hold every id twice.
+    # Only `find_emptied` needs these ids: packed.json and the summary omit them.
     for entry in written:
         entry.pop("touched", None)
     held_out_tokens = {
@@ -156,7 +156,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         **describe(mixed, sources, quotas, section),
         "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries),
     }
-    kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
+    summary_keys = ("packing", "packings", "validation", "requested", "realised", "redistributed")
     write_json(
         out / MANIFEST,
         {
@@ -171,12 +171,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 "rows": summary["rows"],
                 "rows_per_source": [layout.rows for layout in train.values()],
                 "stages": [list(rows) for rows in shards.phases],
-                **({"begun": begun} if begun else {}),
+                **({"begun": full_orders} if full_orders else {}),
                 "shards": entries,
             },
             **_continued(section, summary["rows"]),
             "shares": summary["stages"],
-            **{key: summary[key] for key in kept},
+            **{key: summary[key] for key in summary_keys},
         },
     )
     return summary
@@ -189,7 +189,7 @@ def _format(shards: Shards) -> int:
 
 
 def _excluded_later(section: Continues | None) -> Iterator[tuple[tuple[bytes, ...], int]]:
-    """What is excluded behind the kept rows of each set that is continued, and how many these are."""
+    """Ids excluded after the kept rows of each continued set, and the number of those rows."""
     if section is not None:
         yield from _excluded_later(section.continues)
         if section.exclude is not None:
@@ -197,12 +197,12 @@ def _excluded_later(section: Continues | None) -> Iterator[tuple[tuple[bytes, ..
 
 
 def _continued(section: Mix, rows: int) -> dict[str, Any]:
-    """What packed.json has of the set that is continued, and where the manifest's phases end among all rows."""
+    """Keys of packed.json for the continued set and the ends of the manifest's phases among all rows."""
     if section.continues is None:
         return {}
-    told = section.continues.model_dump(mode="json", exclude={"exclude"})
+    continued_set = section.continues.model_dump(mode="json", exclude={"exclude"})
     ends = [exact(1.0 if phase.end is None else phase.end) for phase in section.phases]
-    return {"continues": told, "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None}
+    return {"continues": continued_set, "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None}
 
 
 def _warn(

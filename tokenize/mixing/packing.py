@@ -1,14 +1,14 @@
-"""Which of a stream's tokens fill which row, segment by segment: what is kept between two segments is some numbers.
+"""Packing of a stream's tokens into rows, segment by segment, with a few numbers as the state between segments.
 
 A stream is the documents of a source in drawn order, pass after pass, each followed by an end of text (`streams.py`).
-A segment is a run of its documents, which fits in memory; `starts` says where each of them begins in the whole stream.
+A segment is a run of its documents that fits in memory; `starts` holds the first token of each in the stream.
 
-`stream` takes the stream as it is, row after row: no padding, but a document is cut wherever a row ends. `best_fit`
-keeps every document of at most a row whole (`best_fit.py`); a longer one is first cut into whole rows and a rest (Ding
-et al. 2024, section 3); what a row has left over is padding.
+`stream` fills rows consecutively: no padding, but documents are cut at row ends. `best_fit` keeps documents of at most
+one row whole (`best_fit.py`); a longer one is first cut into whole rows and a remainder (Ding et al. 2024, section 3),
+and the free end of a row is padding.
 
-With `aligned` document starts, every row begins with the beginning of a document (as nanochat's loader crops): what
-does not fit into the row that a document begins in is dropped, and counted.
+With `aligned` document starts, every row begins with the beginning of a document (like nanochat's loader): tokens of
+its documents that do not fit into the row are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gristmill.tokenize.mixing.best_fit import bin_of, deal_out
 
 @dataclass(frozen=True)
 class Packing:
-    """How rows are made of a stream.
+    """Packing algorithm of a stream.
 
     Attributes:
         sequence_length: tokens per row, L.
-        best_fit: whether documents stay whole where that can be.
-        aligned: whether every row begins with a document's first token.
+        best_fit: keep documents whole where possible.
+        aligned: begin every row with a document's first token.
     """
 
     sequence_length: int
@@ -41,24 +41,24 @@ class Packing:
 
     @property
     def name(self) -> str:
-        """As the summary names it."""
+        """Name in the summary."""
         return ("best_fit" if self.best_fit else "stream") + ("_aligned" if self.aligned else "")
 
 
 def packing_of(section: Mix) -> Packing:
-    """How a section packs its training rows."""
+    """Packing of a section's training rows."""
     return Packing(section.sequence_length, section.packing == "best_fit", section.document_starts == "aligned")
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of documents in rows, in the order of the stream; all int64 of shape (p,).
+    """Parts of documents in rows, in stream order; all int64 of shape (p,).
 
     Attributes:
-        row: number of the row, of all of the stream.
+        row: number of the row in the stream.
         entry: number of the document in the segment.
         offset: first token within the document.
-        length: tokens, the end of text counted.
+        length: tokens, including the end of text.
     """
 
     row: np.ndarray
@@ -68,30 +68,30 @@ class Pieces:
 
 
 def ends_of_phases(segments: Iterable[np.ndarray], quotas: Sequence[int], packing: Packing) -> list[int] | None:
-    """Up to where in a stream each phase goes, so that its rows hold a quota of tokens of documents.
+    """End of each phase in a stream, such that its rows hold the quota of document tokens.
 
     Args:
-        segments: `starts` of each segment, one after another: int64 of shape (k + 1,), where each document begins, its
-            end of text being its last token, and where the last one ends. They are looked at only with `aligned`.
-        quotas: of each phase, whole rows' worth.
-        packing: how.
+        segments: `starts` of consecutive segments: int64 of shape (k + 1,), the first token of each document, whose
+            last token is its end of text, and the end of the last one. Read only with `aligned`.
+        quotas: tokens of each phase, multiples of the row length.
+        packing: of the stream.
 
     Returns:
-        the ends, exclusive; None where the segments are too short.
+        the ends, exclusive; None if the segments are too short.
     """
     if not packing.aligned:
         ends: list[int] = np.cumsum(quotas).tolist()
         return ends
     ends, begin, length = [], 0, packing.sequence_length
     shares = [quota if packing.best_fit else quota // length for quota in quotas]
-    left = shares[0]
-    go_on = fill_beginnings if packing.best_fit else follow_rows
-    remaining = iter(segments)
+    remaining = shares[0]
+    advance = fill_beginnings if packing.best_fit else follow_rows
+    segment_iterator = iter(segments)
     starts = np.zeros(1, dtype=np.int64)
     while True:
-        begin, left = go_on(starts, begin, left, length)
-        if left:
-            following = next(remaining, None)
+        begin, remaining = advance(starts, begin, remaining, length)
+        if remaining:
+            following = next(segment_iterator, None)
             if following is None:
                 return None
             starts = following
@@ -99,15 +99,15 @@ def ends_of_phases(segments: Iterable[np.ndarray], quotas: Sequence[int], packin
         ends.append(int(begin))
         if len(ends) == len(shares):
             return ends
-        left = shares[len(ends)]
+        remaining = shares[len(ends)]
 
 
 @kernel
 def follow_rows(starts: np.ndarray, begin: int, left: int, length: int) -> tuple[int, int]:
-    """Go on until `left` rows have begun, each with a document, none before token `begin`.
+    """Advance until `left` rows have begun, each with a document, none before token `begin`.
 
     Returns:
-        where the last row that has begun ends, and how many are left to begin.
+        end of the last row that has begun, and the number of rows still to begin.
     """
     if left:
         for entry in range(len(starts) - 1):
@@ -121,10 +121,10 @@ def follow_rows(starts: np.ndarray, begin: int, left: int, length: int) -> tuple
 
 @kernel
 def fill_beginnings(starts: np.ndarray, begin: int, left: int, length: int) -> tuple[int, int]:
-    """Go on until the first `length` tokens of the documents that begin behind `begin` are `left` tokens.
+    """Advance until the first `length` tokens of documents from `begin` on add up to `left` tokens.
 
     Returns:
-        where that is (`begin` where it is behind this segment), and how many are left.
+        the position reached (`begin` if the segment ends first), and the number of tokens still missing.
     """
     if left:
         for entry in range(len(starts) - 1):
@@ -138,12 +138,12 @@ def fill_beginnings(starts: np.ndarray, begin: int, left: int, length: int) -> t
 
 @dataclass(frozen=True)
 class Places:
-    """What the rows of a segment depend on besides its own documents.
+    """State that the rows of a segment depend on besides its own documents.
 
     Attributes:
-        free: up to where the last row has gone that began before the segment (`stream`, aligned).
-        rows: how many rows began before it (`stream`, aligned); whole rows of the phase before it (`best_fit`).
-        ranks: int64 of shape (L,), how many rests of each length the phase had before it (`best_fit`).
+        free: end of the last row that began before the segment (`stream`, aligned).
+        rows: rows that began before it (`stream`, aligned); whole rows of the phase before it (`best_fit`).
+        ranks: int64 of shape (L,), number of earlier remainders of each length in the phase (`best_fit`).
     """
 
     free: int
@@ -153,11 +153,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Dealing:
-    """Where the rests of a phase go (`best_fit`), see `best_fit.deal_out`.
+    """Bins of a phase's remainders (`best_fit`), see `best_fit.deal_out`.
 
     Attributes:
-        first_row: of the phase, among all rows of the stream.
-        whole: rows that one document fills; those of the rests follow them.
+        first_row: of the phase in the stream.
+        whole: rows filled by one document; the rows of remainders follow them.
         begins, dealt: int64, see `deal_out`.
     """
 
@@ -175,18 +175,18 @@ def cut(
     places: Places | None = None,
     dealing: Dealing | None = None,
 ) -> Pieces:
-    """The pieces of a segment.
+    """Pieces of a segment.
 
     Args:
         starts: int64 of shape (k + 1,), see `ends_of_phases`.
-        begin, end: of the phase, in the stream (`best_fit`); else 0 and the end of all phases.
-        packing: how rows are made.
-        places: needed by all packings but `stream` with any document starts.
-        dealing: needed by `best_fit`.
+        begin, end: of the phase in the stream (`best_fit`); otherwise 0 and the end of all phases.
+        packing: of the stream.
+        places: required except for `stream` without alignment.
+        dealing: required for `best_fit`.
     """
     length, span = packing.sequence_length, max(0, min(int(starts[-1]), end) - int(starts[0]))
-    most = len(starts) + span // length + 1
-    columns = [np.empty(most, dtype=np.int64) for _ in range(4)]
+    capacity = len(starts) + span // length + 1
+    columns = [np.empty(capacity, dtype=np.int64) for _ in range(4)]
     if not packing.best_fit and not packing.aligned:
         number = cut_stream(starts, end, length, *columns)
     else:
@@ -216,13 +216,18 @@ def cut(
 def cut_stream(
     starts: np.ndarray, end: int, length: int, row: np.ndarray, entry: np.ndarray, offset: np.ndarray, size: np.ndarray
 ) -> int:
-    """Fill the columns of `Pieces` (the last four) with documents that are cut wherever a row ends; how many."""
+    """Fill the columns of `Pieces` (last four arguments) with documents cut at row ends; returns their number."""
     number = 0
-    for one in range(len(starts) - 1):
-        at, stop = starts[one], min(starts[one + 1], end)
+    for document in range(len(starts) - 1):
+        at, stop = starts[document], min(starts[document + 1], end)
         while at < stop:
             until = min(stop, (at // length + 1) * length)
-            row[number], entry[number], offset[number], size[number] = at // length, one, at - starts[one], until - at
+            row[number], entry[number], offset[number], size[number] = (
+                at // length,
+                document,
+                at - starts[document],
+                until - at,
+            )
             number += 1
             at = until
     return number
@@ -240,17 +245,17 @@ def cut_aligned(
     offset: np.ndarray,
     size: np.ndarray,
 ) -> int:
-    """Fill the columns of `Pieces` with the rows that each begin with a document; how many pieces there are."""
+    """Fill the columns of `Pieces` with rows that begin with a document; returns the number of pieces."""
     number = 0
-    for one in range(len(starts) - 1):
-        at = starts[one]
+    for document in range(len(starts) - 1):
+        at = starts[document]
         if at >= end:
             break
         if at >= free:
             free = at + length
             rows += 1
-        row[number], entry[number], offset[number] = rows - 1, one, 0
-        size[number] = min(starts[one + 1], free, end) - at
+        row[number], entry[number], offset[number] = rows - 1, document, 0
+        size[number] = min(starts[document + 1], free, end) - at
         number += 1
     return number
 
@@ -273,58 +278,58 @@ def cut_best_fit(
     offset: np.ndarray,
     size: np.ndarray,
 ) -> int:
-    """Fill the columns of `Pieces` with whole rows and rests of the documents of a phase; how many pieces there are.
+    """Fill the columns of `Pieces` with whole rows and remainders of a phase's documents; returns the number of pieces.
 
     Args:
-        ranks: int64 of shape (L,), see `Places`; counts on.
+        ranks: int64 of shape (L,), see `Places`; updated.
     """
     number = 0
-    for one in range(len(starts) - 1):
-        if starts[one + 1] <= begin or (aligned and starts[one] < begin):
+    for document in range(len(starts) - 1):
+        if starts[document + 1] <= begin or (aligned and starts[document] < begin):
             continue
-        if starts[one] >= end:
+        if starts[document] >= end:
             break
-        at = max(starts[one], begin)
-        left = min(starts[one + 1], end) - at
+        at = max(starts[document], begin)
+        remaining = min(starts[document + 1], end) - at
         if aligned:
-            left = min(left, length)
-        while left:
-            taken = min(left, length)
-            if taken == length:
+            remaining = min(remaining, length)
+        while remaining:
+            piece_length = min(remaining, length)
+            if piece_length == length:
                 row[number] = first_row + rows
                 rows += 1
             else:
-                row[number] = first_row + whole + bin_of(begins, dealt, length, taken, ranks[taken])
-                ranks[taken] += 1
-            entry[number], offset[number], size[number] = one, at - starts[one], taken
+                row[number] = first_row + whole + bin_of(begins, dealt, length, piece_length, ranks[piece_length])
+                ranks[piece_length] += 1
+            entry[number], offset[number], size[number] = document, at - starts[document], piece_length
             number += 1
-            at += taken
-            left -= taken
+            at += piece_length
+            remaining -= piece_length
     return number
 
 
 @kernel
 def measure_stream(starts: np.ndarray, end: int, length: int, found: np.ndarray) -> None:
-    """Add to `found` how many documents are cut where a row ends, and their tokens before `end` (int64 (2,))."""
-    for one in range(len(starts) - 1):
-        at = starts[one]
+    """Add to `found` the number of documents cut at row ends, and their tokens before `end` (int64 (2,))."""
+    for document in range(len(starts) - 1):
+        at = starts[document]
         if at >= end:
             break
-        if min((at // length + 1) * length, end) < starts[one + 1]:
+        if min((at // length + 1) * length, end) < starts[document + 1]:
             found[0] += 1
-            found[1] += min(starts[one + 1], end) - at
+            found[1] += min(starts[document + 1], end) - at
 
 
 @kernel
 def measure_aligned(starts: np.ndarray, end: int, length: int, found: np.ndarray) -> None:
-    """Count rows that begin with documents on.
+    """Count rows that begin with documents.
 
     Args:
-        found: int64 of shape (5,): documents that are cut, their tokens before `end`, rows, tokens in them, and up to
-            where the last row goes.
+        found: int64 of shape (5,), updated: cut documents, their tokens before `end`, rows, tokens in rows, and the end
+            of the last row.
     """
-    for one in range(len(starts) - 1):
-        at, stop = starts[one], starts[one + 1]
+    for document in range(len(starts) - 1):
+        at, stop = starts[document], starts[document + 1]
         if at >= end:
             break
         if at >= found[4]:
@@ -348,22 +353,22 @@ def measure_best_fit(
     found: np.ndarray,
     rests: np.ndarray,
 ) -> None:
-    """Count what the best fit makes of the tokens [begin, end) of a stream on, without laying it out.
+    """Count the best-fit rows of the tokens [begin, end) of a stream without laying them out.
 
     Args:
-        last: where the last phase ends.
-        found: int64 of shape (4,): documents that are cut, their tokens before `last`, whole rows, tokens in rows.
-        rests: int64 of shape (L,), how many rests there are of each length.
+        last: end of the last phase.
+        found: int64 of shape (4,), updated: cut documents, their tokens before `last`, whole rows, tokens in rows.
+        rests: int64 of shape (L,), updated: number of remainders of each length.
     """
-    for one in range(len(starts) - 1):
-        start, stop = starts[one], starts[one + 1]
+    for document in range(len(starts) - 1):
+        start, stop = starts[document], starts[document + 1]
         if stop <= begin or (aligned and start < begin):
             continue
         if start >= end:
             break
         at = max(start, begin)
         size = min(stop, end) - at
-        # One that goes on from the phase before was cut there.
+        # A document that continues from the previous phase was counted there.
         if start >= begin and min(at + length, end) < stop:
             found[0] += 1
             found[1] += min(stop, last) - start
@@ -375,13 +380,13 @@ def measure_best_fit(
 
 
 class Costs:
-    """What every packing makes of the tokens [0, end) of a stream, counted segment after segment.
+    """Cost of every packing of the tokens [0, end) of a stream, counted segment by segment.
 
-    The packing that is used goes phase by phase, the others through all of it at one go.
+    The packing in use is counted by phase, the others over all phases at once.
 
     Args:
         ends: of the phases.
-        used: the packing that is used.
+        used: the packing in use.
     """
 
     def __init__(self, ends: Sequence[int], used: Packing) -> None:
@@ -397,7 +402,7 @@ class Costs:
         return self._used == Packing(self._length, True, aligned)
 
     def places(self) -> list[Places]:
-        """What the rows of the next segment depend on: one of these, or one for each phase (`best_fit`)."""
+        """State for the rows of the next segment: a single one, or one per phase (`best_fit`)."""
         if self._used.best_fit:
             return self._fits[self._used.aligned].places()
         return [Places(int(self._aligned[4]), int(self._aligned[2]), np.empty(0, dtype=np.int64))]
@@ -412,11 +417,11 @@ class Costs:
         self._documents += int(np.searchsorted(starts[:-1], end))
 
     def dealings(self) -> list[Dealing]:
-        """Where the rests of each phase go; none if the packing that is used has no rests."""
+        """Bins of each phase's remainders; empty unless the packing in use is `best_fit`."""
         return self._fits[self._used.aligned].dealings() if self._used.best_fit else []
 
     def rows_of_phases(self) -> list[int]:
-        """How many rows the packing that is used makes of each phase."""
+        """Rows of each phase with the packing in use."""
         if self._used.best_fit:
             return self._fits[self._used.aligned].rows()
         if self._used.aligned:
@@ -424,21 +429,21 @@ class Costs:
         return [-(-end // self._length) - -(-begin // self._length) for begin, end in pairwise(self._ends)]
 
     def accounts(self) -> dict[str, dict[str, Any]]:
-        """What each packing costs, by its name.
+        """Cost of each packing, by name.
 
         Returns:
             `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [0, end), in no row), `documents`,
-            and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [0, end).
+            and `split_documents` and `split_tokens`: documents cut at a row end, and their tokens in [0, end).
         """
         end, (cut, cut_tokens, rows, tokens, _) = self._ends[-1], self._aligned.tolist()
-        found = {
+        costs = {
             "stream": self._account(-(-end // self._length), end, *self._stream.tolist()),
             "stream_aligned": self._account(rows, tokens, cut, cut_tokens),
         }
         for aligned, fit in self._fits.items():
             name = Packing(self._length, True, aligned).name
-            found[name] = self._account(sum(fit.rows()), fit.tokens, *fit.cut)
-        return found
+            costs[name] = self._account(sum(fit.rows()), fit.tokens, *fit.cut)
+        return costs
 
     def _account(self, rows: int, tokens: int, cut: int, cut_tokens: int) -> dict[str, Any]:
         return {
@@ -453,7 +458,7 @@ class Costs:
 
 
 class Fit:
-    """What the best fit makes of some phases of a stream, counted segment after segment."""
+    """Counts of the best-fit rows of some phases of a stream, updated segment by segment."""
 
     def __init__(self, length: int, aligned: bool, ends: Sequence[int]) -> None:
         self._length, self._aligned, self._ends = length, aligned, ends
@@ -463,8 +468,8 @@ class Fit:
         self._dealt: list[tuple[np.ndarray, np.ndarray, int]] | None = None
 
     def places(self) -> list[Places]:
-        """What the rows of the next segment depend on, phase by phase."""
-        return [Places(0, int(found[2]), rests.copy()) for found, rests in zip(self._found, self._rests, strict=True)]
+        """State for the rows of the next segment, by phase."""
+        return [Places(0, int(counts[2]), rests.copy()) for counts, rests in zip(self._found, self._rests, strict=True)]
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment."""
@@ -483,30 +488,30 @@ class Fit:
 
     @property
     def tokens(self) -> int:
-        """Tokens of documents in all rows."""
+        """Document tokens in all rows."""
         return int(self._found[:, 3].sum())
 
     @property
     def cut(self) -> tuple[int, int]:
-        """How many documents are cut, and their tokens."""
+        """Number of cut documents, and their tokens."""
         return int(self._found[:, 0].sum()), int(self._found[:, 1].sum())
 
     def rows(self) -> list[int]:
         """Rows of each phase."""
-        whole: list[int] = self._found[:, 2].tolist()
-        return [number + used for number, (_, _, used) in zip(whole, self._deal(), strict=True)]
+        whole_rows: list[int] = self._found[:, 2].tolist()
+        return [number + used for number, (_, _, used) in zip(whole_rows, self._deal(), strict=True)]
 
     def dealings(self) -> list[Dealing]:
-        """Where the rests of each phase go."""
+        """Bins of each phase's remainders."""
         first = np.cumsum([0, *self.rows()]).tolist()
         return [
-            Dealing(row, int(found[2]), begins, dealt)
-            for row, found, (begins, dealt, _) in zip(first, self._found, self._deal(), strict=False)
+            Dealing(row, int(counts[2]), begins, dealt)
+            for row, counts, (begins, dealt, _) in zip(first, self._found, self._deal(), strict=False)
         ]
 
     def _deal(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
         if self._dealt is None:
-            padded = np.pad(self._rests, ((0, 0), (0, 1)))  # a whole row is no rest
+            padded = np.pad(self._rests, ((0, 0), (0, 1)))  # a whole row is not a remainder
             padded[:, 0] = 0
             self._dealt = [deal_out(rests, self._length) for rests in padded]
         return self._dealt

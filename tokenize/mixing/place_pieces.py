@@ -1,11 +1,10 @@
-"""Where the documents of a mixture go: each stream is packed into rows, and each segment's pieces are given to shards.
+"""Placement of a mixture's documents: packs each stream into rows and sends the pieces of each segment to shards.
 
-First every stream is gone through once, segment by segment, by a task of its own (`lay_out_stream`): it counts what all
-packings cost and notes what the rows of each segment depend on. Then every segment is cut into pieces by a task of its
-own (`place_segment`), which knows by the keyed permutation of the rows where each of them goes, and sends them to their
-shards. A task holds one segment, its documents and their pieces: seven times the bytes of
-its entries (`streams.py`), and for `best_fit` some numbers for each possible length. A rearranged document
-(`fill_in_middle.py`) has up to four runs in place of a piece.
+First, one task per stream (`lay_out_stream`) scans its segments, counts the cost of every packing and saves the state
+that the rows of each segment depend on. Then one task per segment (`place_segment`) cuts it into pieces, computes the
+place of each row by the keyed permutation, and sends the pieces to their shards. A task holds one segment, its
+documents and their pieces: seven times the bytes of its entries (`streams.py`), plus some numbers per possible length
+for `best_fit`. A piece of a rearranged document (`fill_in_middle.py`) becomes up to four runs.
 """
 
 from __future__ import annotations
@@ -68,25 +67,25 @@ PLACED_SCHEMA = pa.schema(
         ("text", pa.int32()),
     ]
 )
-"""A piece: its row within the shard, tokens with the end of text, the words of its document's id, source, which pass
-over it this is, first token within the document, token part, first token in that, tokens without the end of text."""
+"""A piece: row within the shard, tokens with the end of text, words of the document's id, source, pass over the source,
+first token within the document, token part, first token within the part, tokens without the end of text.
+"""
 PLACED_BYTES = 56
 ENDS_SCHEMA = PLACED_SCHEMA.append(pa.field("end", pa.int32()))
-"""Where documents are rearranged: a piece is as many rows as it has runs (`fill_in_middle.py`), each with the id of the
-token behind it."""
+"""Schema with rearranged documents: one row per run of a piece (`fill_in_middle.py`), with the token after the run."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A stream, packed into rows.
+    """Rows of a packed stream.
 
     Attributes:
-        ends: up to where in it each phase goes.
-        rows_per_phase: how many rows each phase has.
-        tokens_per_phase: tokens of documents in these.
-        documents: how many entries of the stream are taken.
-        tokens: of these, to the end of the last one.
-        costs: what every packing makes of the same tokens, by its name (`packing.Costs.accounts`).
+        ends: end of each phase in the stream.
+        rows_per_phase: rows of each phase.
+        tokens_per_phase: document tokens in these rows.
+        documents: number of entries taken from the stream.
+        tokens: tokens up to the end of the last entry taken.
+        costs: cost of every packing of the same tokens, by name (`packing.Costs.accounts`).
     """
 
     ends: tuple[int, ...]
@@ -98,7 +97,7 @@ class Layout:
 
     @property
     def end(self) -> int:
-        """Up to where in the stream it goes."""
+        """End of the last phase in the stream."""
         return self.ends[-1]
 
     @property
@@ -108,7 +107,7 @@ class Layout:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of documents in all rows."""
+        """Document tokens in all rows."""
         return sum(self.tokens_per_phase)
 
 
@@ -120,39 +119,39 @@ def find_ends(
     context: Context,
     before: Before | None = None,
 ) -> tuple[Streams, list[list[int]]]:
-    """Up to where each source's stream goes in each phase; streams that are too short get one more pass, and another.
+    """Find the end of each phase in each source's stream, adding passes to streams that are too short.
 
-    Of a mixture that continues a set, up to where it goes at all.
+    For a mixture that continues a set, the ends include the rows that are passed over.
 
     Raises:
-        MixError: rows that begin with a document drop so much that a source's documents do not fill its quota.
+        MixError: a source cannot fill its quota, because rows that begin with a document drop too many of its tokens.
     """
-    packing, found = packing_of(section), dict[int, list[int]]()
-    while len(found) < len(sources):
-        lacking = []
+    packing, ends_of_sources = packing_of(section), dict[int, list[int]]()
+    while len(ends_of_sources) < len(sources):
+        short_streams = []
         for number, (name, source) in enumerate(sources.items()):
-            if number in found:
+            if number in ends_of_sources:
                 continue
-            wanted = [rows[number] * section.sequence_length for rows in quotas.rows]
-            if before is not None:  # of rows that are passed over, too
-                wanted = [max(sum(wanted), before.reach(number) * section.sequence_length)]
+            quota_tokens = [rows[number] * section.sequence_length for rows in quotas.rows]
+            if before is not None:  # includes rows that are passed over
+                quota_tokens = [max(sum(quota_tokens), before.reach(number) * section.sequence_length)]
             stream = train_stream(number)
-            most = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
-            ends = ends_of_phases(streams.starts(stream, most), wanted, packing)
-            if streams.tokens(stream) >= most if ends is None else ends[-1] > most:
-                raise MixError(_describe_short(name, sum(wanted), most, packing))
+            max_tokens = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
+            ends = ends_of_phases(streams.starts(stream, max_tokens), quota_tokens, packing)
+            if streams.tokens(stream) >= max_tokens if ends is None else ends[-1] > max_tokens:
+                raise MixError(_describe_short(name, sum(quota_tokens), max_tokens, packing))
             if ends is None or ends[-1] > streams.tokens(stream):
-                lacking.append(stream)
+                short_streams.append(stream)
             else:
-                found[number] = ends
-        if lacking:
-            streams = add_pass(streams, lacking, context)
-    return streams, [found[number] for number in range(len(sources))]
+                ends_of_sources[number] = ends
+        if short_streams:
+            streams = add_pass(streams, short_streams, context)
+    return streams, [ends_of_sources[number] for number in range(len(sources))]
 
 
-def _describe_short(name: str, quota: int, most: int, packing: Packing) -> str:
+def _describe_short(name: str, quota: int, max_tokens: int, packing: Packing) -> str:
     return (
-        f"sources.{name}: {most} tokens may be read (max_epochs), but rows that begin with a document drop what "
+        f"sources.{name}: {max_tokens} tokens may be read (max_epochs), but rows that begin with a document drop what "
         f"does not fit into them, so these do not fill {quota} tokens ({quota // packing.sequence_length} rows of "
         f"{packing.sequence_length}); raise its max_epochs, lower its weight or mix.tokens, or set "
         + ("mix.document_starts to any" if packing.best_fit else "mix.packing to best_fit")
@@ -160,10 +159,10 @@ def _describe_short(name: str, quota: int, most: int, packing: Packing) -> str:
 
 
 def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
-    """Up to where the held-out stream of each source goes: whole rows, once each, whatever seed and packing are."""
+    """End of each source's held-out stream: whole rows of one pass, independent of seed and packing."""
     length = section.sequence_length
     tokens = [streams.pass_tokens(validation_stream(number, sources)) for number in range(sources)]
-    return [min(section.max_validation_rows, each // length) * length for each in tokens]
+    return [min(section.max_validation_rows, stream_tokens // length) * length for stream_tokens in tokens]
 
 
 def lay_out(
@@ -174,22 +173,22 @@ def lay_out(
     quotas: Quotas,
     context: Context,
 ) -> list[Layout]:
-    """Pack every stream into rows: those of the sources, then those that they hold out.
+    """Pack every stream into rows: the training streams of all sources, then their held-out streams.
 
     Args:
-        streams: all of them.
-        ends: of each source's stream, phase by phase.
-        held_out: where each source's held-out stream ends.
+        streams: of all sources.
+        ends: of each source's training stream, by phase.
+        held_out: end of each source's held-out stream.
         section: the mixture.
-        quotas: rows of each source, phase by phase.
-        context: where to run.
+        quotas: rows of each source, by phase.
+        context: of the jobs.
     """
     sources, length = len(ends), section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     packing = packing_of(section)
     tasks = [
-        Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in of_stream]})
-        for stream, of_stream in enumerate([*ends, *([end] for end in held_out)])
+        Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in stream_ends]})
+        for stream, stream_ends in enumerate([*ends, *([end] for end in held_out)])
     ]
     process = partial(
         lay_out_stream,
@@ -201,19 +200,21 @@ def lay_out(
     results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
     layouts = []
     for stream, result in enumerate(results):
-        of_stream = tasks[stream].payload["ends"]
-        tokens = [line[stream] * length for line in quotas.rows] if stream < sources else of_stream
+        stream_ends = tasks[stream].payload["ends"]
+        tokens = [line[stream] * length for line in quotas.rows] if stream < sources else stream_ends
         rows = result["rows"] or [number // length for number in tokens]
         layouts.append(
-            Layout(tuple(of_stream), tuple(rows), tuple(tokens), result["documents"], result["tokens"], result["costs"])
+            Layout(
+                tuple(stream_ends), tuple(rows), tuple(tokens), result["documents"], result["tokens"], result["costs"]
+            )
         )
     return layouts
 
 
 def streams_for_workers(streams: Streams) -> Streams:
-    """The same, without the numbers of its segments, which are in a file."""
-    none = np.empty((0, 0, 0), dtype=np.int64)
-    return Streams(streams.work, streams.bits, streams.draws, type(streams.bases)(none, none, none))
+    """Streams without their bases, which workers load from a file."""
+    empty = np.empty((0, 0, 0), dtype=np.int64)
+    return Streams(streams.work, streams.bits, streams.draws, type(streams.bases)(empty, empty, empty))
 
 
 def with_bases(streams: Streams, plan: str) -> Streams:
@@ -223,7 +224,7 @@ def with_bases(streams: Streams, plan: str) -> Streams:
 
 @dataclass(frozen=True)
 class SavedPlaces:
-    """`packing.Places` of a segment, of each phase where there are several."""
+    """`packing.Places` of a segment, one per phase for `best_fit`."""
 
     free: np.ndarray
     rows: np.ndarray
@@ -240,27 +241,27 @@ class SavedDealing:
 
 
 def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int, plan: str) -> Done:
-    """Go through a stream: payload `stream`, `ends`. Leaves what the rows of each segment depend on.
+    """Scan a stream (payload `stream`, `ends`) and save the state that the rows of each segment depend on.
 
     Returns:
-        `rows` of each phase (empty where they are as many as the phases ask for), `documents`, `tokens`, `costs`.
+        `rows` of each phase (empty if the quotas determine them), `documents`, `tokens`, `costs`.
     """
     streams, stream, ends = with_bases(streams, plan), task.payload["stream"], task.payload["ends"]
-    used = packing if stream < sources else Packing(packing.sequence_length)
-    costs, files, tokens = Costs(ends, used), [], 0
-    folder, keeps = as_path(plan) / f"stream-{stream:05d}", used.best_fit or used.aligned
+    stream_packing = packing if stream < sources else Packing(packing.sequence_length)
+    costs, files, tokens = Costs(ends, stream_packing), [], 0
+    folder, saves_places = as_path(plan) / f"stream-{stream:05d}", stream_packing.best_fit or stream_packing.aligned
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
-        if keeps:
+        if saves_places:
             places = costs.places()
             files.append(
                 save(
                     folder,
                     segment_name(number, partition),
                     SavedPlaces(
-                        np.array([one.free for one in places]),
-                        np.array([one.rows for one in places]),
-                        np.stack([one.ranks for one in places]),
+                        np.array([place.free for place in places]),
+                        np.array([place.rows for place in places]),
+                        np.stack([place.ranks for place in places]),
                     ),
                 )
             )
@@ -278,7 +279,7 @@ def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int,
     return Done(
         files,
         {
-            "rows": costs.rows_of_phases() if used.best_fit else [],
+            "rows": costs.rows_of_phases() if stream_packing.best_fit else [],
             "tokens": tokens,
             "costs": accounts,
             "documents": accounts["stream"]["documents"],
@@ -292,14 +293,14 @@ def _dealing_name(phase: int) -> str:
 
 @dataclass(frozen=True)
 class Shards:
-    """Which rows of which source lie where.
+    """Mapping from the rows of each source to places in the shards.
 
     Attributes:
-        seed: of the order of the rows.
-        sources: names, in the order of the source numbers.
-        phases: training rows of each source, for every phase in order.
+        seed: of the row order.
+        sources: names, by source number.
+        phases: training rows of each source, by phase.
         shard_rows: rows of a training shard.
-        copies: of each source, how often a document is in one pass at the most.
+        copies: of each source, the most copies of a document in one pass.
         before: the set that is continued, whose kept rows are the first phases.
         ledger_bits: see `Candidates`.
     """
@@ -314,54 +315,57 @@ class Shards:
 
     @property
     def training(self) -> int:
-        """Number of training shards; the shards of held-out rows, one for each source, follow them."""
+        """Number of training shards, which precede the held-out shards (one per source)."""
         return -(-sum(map(sum, self.phases)) // self.shard_rows)
 
     @property
     def number(self) -> int:
-        """Of all shards."""
+        """Number of all shards."""
         return self.training + len(self.sources)
 
     def places(self, source: int, rows: np.ndarray) -> np.ndarray:
-        """At which place of the files each row of a source's stream lies (int64): shuffled, and merged with the others.
+        """Place in the files (int64) of each row of a source's stream: shuffled, and merged with the other sources.
 
-        Within a phase the rows of a source are permuted by a key; then the sources are merged (`order.py`). Behind a
-        set that is continued, rows come by their numbers (`continued.py`); -1 are those that are passed over.
+        Within a phase, the rows of a source are permuted by a key, then the sources are merged (`order.py`). In a set
+        that continues another, rows are ordered by their numbers (`continued.py`); rows that are passed over get -1.
         """
         if self.before is not None:
             return self._places_behind(self.before, source, rows)
-        own = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
         ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
-        phases, places = np.searchsorted(own, rows, side="right") - 1, np.empty_like(rows)
+        phases, places = np.searchsorted(begins, rows, side="right") - 1, np.empty_like(rows)
         for phase in np.unique(phases).tolist():
-            chosen = np.flatnonzero(phases == phase)
-            low, high = int(rows[chosen].min()), int(rows[chosen].max()) + 1
-            # Rows that follow one another, of which each has several pieces, are looked at once.
-            asked = np.arange(low, high) if high - low < len(chosen) else rows[chosen]
-            found = ends[phase] + self._merged(phase, source, asked - own[phase])
-            places[chosen] = found[rows[chosen] - low] if high - low < len(chosen) else found
+            selection = np.flatnonzero(phases == phase)
+            low, high = int(rows[selection].min()), int(rows[selection].max()) + 1
+            # Consecutive rows repeat, once per piece: each is permuted only once.
+            distinct_rows = np.arange(low, high) if high - low < len(selection) else rows[selection]
+            row_places = ends[phase] + self._merged(phase, source, distinct_rows - begins[phase])
+            places[selection] = row_places[rows[selection] - low] if high - low < len(selection) else row_places
         return places
 
     def _places_behind(self, before: Before, source: int, rows: np.ndarray) -> np.ndarray:
-        asked, back = np.unique(rows, return_inverse=True)
-        numbers, places = before.numbers(source, self.sources[source], asked, self.seed), np.full(len(asked), -1)
-        own = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        distinct_rows, back = np.unique(rows, return_inverse=True)
+        numbers, places = (
+            before.numbers(source, self.sources[source], distinct_rows, self.seed),
+            np.full(len(distinct_rows), -1),
+        )
+        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
         ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
-        begun = before.kept()[1]
-        phases = np.searchsorted(own, numbers, side="right") - 1
+        kept_rows = before.kept()[1]
+        phases = np.searchsorted(begins, numbers, side="right") - 1
         for phase in np.unique(phases[phases < len(self.phases)]).tolist():
-            chosen = np.flatnonzero(phases == phase)
-            within = numbers[chosen] - own[phase]
-            places[chosen] = ends[phase] + (
-                rank(begun[phase], np.array(source), within)
-                if phase < len(begun)
+            selection = np.flatnonzero(phases == phase)
+            within = numbers[selection] - begins[phase]
+            places[selection] = ends[phase] + (
+                rank(kept_rows[phase], np.array(source), within)
+                if phase < len(kept_rows)
                 else self._merged(phase, source, within)
             )
-        found: np.ndarray = places[back]
-        return found
+        row_places: np.ndarray = places[back]
+        return row_places
 
     def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
-        """At which place of a phase rows of a source lie; changes `rows`."""
+        """Places of a source's rows within a phase; overwrites `rows`."""
         counts, places = np.array(self.phases[phase], dtype=np.int64), np.empty_like(rows)
         key = order_key(self.seed, "mix", "rows", *phase_parts(phase), self.sources[source])
         permute_source(
@@ -385,14 +389,14 @@ def place(
     context: Context,
     rearranging: Rearranging | None = None,
 ) -> tuple[Shuffled, Shuffled | None, Used | None]:
-    """Send the pieces of all segments to their shards, in the order of the streams.
+    """Send the pieces of all segments to their shards, in stream order.
 
     Args:
-        parts: how many token parts are told what is wanted of them (`send_tokens.py`); 0 where none is.
-        rearranging: which documents are.
+        parts: number of token parts that receive requests (`send_tokens.py`); 0 for no requests.
+        rearranging: selection of rearranged documents.
 
     Returns:
-        the pieces, what is wanted, and which documents are used where a set is continued.
+        the pieces, the requests, and the used documents of a set that continues another.
     """
     tasks = [
         Task(segment_name(number, partition), {"pass": number, "partition": partition})
@@ -424,11 +428,11 @@ def place(
 
 @dataclass(frozen=True)
 class Used:
-    """What the rows of a set that continues another one hold.
+    """Documents in the rows of a set that continues another.
 
     Attributes:
-        documents: USED_SCHEMA, those of training rows, by the leading bits of their ids.
-        copies: how many entries of each source's stream are taken, a part of them at least.
+        documents: USED_SCHEMA, those in training rows, by the leading bits of their ids.
+        copies: of each source, the entries of its stream with at least one token in a row.
     """
 
     documents: Shuffled
@@ -436,10 +440,9 @@ class Used:
 
 
 def used_of(pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int) -> tuple[Sent, list[int]]:
-    """The documents of a segment's pieces that lie in the first `training` shards, and how many entries each source
-    has of them."""
-    trained = pieces.filter(pa.array(target < training))
-    entries = trained.group_by(["source", "high", "low", "copy"]).aggregate([])
+    """Documents of a segment with pieces in the first `training` shards, and the number of their entries by source."""
+    training_pieces = pieces.filter(pa.array(target < training))
+    entries = training_pieces.group_by(["source", "high", "low", "copy"]).aggregate([])
     copies = np.bincount(entries["source"].to_numpy(), minlength=sources)
     documents = entries.group_by(["high", "low"]).aggregate([]).select(["high", "low"]).cast(USED_SCHEMA)
     words = documents["high"].to_numpy()
@@ -449,7 +452,7 @@ def used_of(pieces: pa.Table, target: np.ndarray, training: int, sources: int, b
 
 
 def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
-    """The segments that any stream takes documents of; at least one."""
+    """Pass and partition of each segment that any stream takes documents of; at least one."""
     ends = np.array([layout.end for layout in layouts])
     used = np.asarray(((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2))
     used[0, 0] = True
@@ -466,20 +469,20 @@ def place_segment(
     sends: bool = False,
     rearranging: Rearranging | None = None,
 ) -> Generator[Sent, None, Done]:
-    """Cut a segment into pieces and send them to their shards: payload `pass`, `partition`.
+    """Cut a segment (payload `pass`, `partition`) into pieces and send them to their shards.
 
     Args:
-        sends: also tell the token parts what is wanted.
+        sends: also send requests to the token parts.
         rearranging: see `place`.
     """
-    made = [_pieces_of(task, with_bases(streams, plan), shards, packing, ends, plan, rearranging)]
+    pieces = [_pieces_of(task, with_bases(streams, plan), shards, packing, ends, plan, rearranging)]
     if sends:
-        yield wanted_of(*made[0])
+        yield wanted_of(*pieces[0])
     copies: list[int] = []
     if shards.before is not None:
-        sent, copies = used_of(*made[0], shards.training, len(shards.sources), shards.ledger_bits)
+        sent, copies = used_of(*pieces[0], shards.training, len(shards.sources), shards.ledger_bits)
         yield sent
-    yield Sent(PLACE_JOB, *made.pop())  # not held here, while whoever gets it puts it in order
+    yield Sent(PLACE_JOB, *pieces.pop())  # frees the pieces while the receiver sorts them
     return Done([], {"copies": copies})
 
 
@@ -492,33 +495,36 @@ def _pieces_of(
     plan: str,
     rearranging: Rearranging | None,
 ) -> tuple[pa.Table, np.ndarray]:
-    """The pieces of a segment (PLACED_SCHEMA) and the shard of each: only these outlive the cutting."""
+    """Pieces of a segment (PLACED_SCHEMA) and the shard of each."""
     number, partition = task.payload["pass"], task.payload["partition"]
     segment = streams.segment(number, partition)
     schema = PLACED_SCHEMA if rearranging is None else ENDS_SCHEMA
     tables, targets = [schema.empty_table()], [np.empty(0, dtype=np.int64)]
-    for stream, of_stream in enumerate(ends):
+    for stream, stream_ends in enumerate(ends):
         base = int(streams.bases.begins[number, partition, stream])
-        own = segment.of(stream)
-        if base >= of_stream[-1] or not len(own.tokens):
+        documents = segment.of(stream)
+        if base >= stream_ends[-1] or not len(documents.tokens):
             continue
         source, trains = stream % len(shards.sources), stream < len(shards.sources)
-        used = packing if trains else Packing(packing.sequence_length)
+        stream_packing = packing if trains else Packing(packing.sequence_length)
         saved = (as_path(plan) / f"stream-{stream:05d}", segment_name(number, partition))
-        for pieces in _cut_phases(own.starts(base), of_stream, used, *saved):
+        for pieces in _cut_phases(documents.starts(base), stream_ends, stream_packing, *saved):
             if trains:
                 places = shards.places(source, pieces.row)
                 if (places < 0).any():
-                    laid = places >= 0
-                    pieces, places = Pieces(*(getattr(pieces, name)[laid] for name in PIECE_COLUMNS)), places[laid]
+                    is_placed = places >= 0
+                    pieces, places = (
+                        Pieces(*(getattr(pieces, name)[is_placed] for name in PIECE_COLUMNS)),
+                        places[is_placed],
+                    )
                 target, row = places // shards.shard_rows, places % shards.shard_rows
             else:
                 target, row = np.full(len(pieces.row), shards.training + source), pieces.row
-            copy = number * (shards.copies[source] if trains else 1) + own.time
+            copy = number * (shards.copies[source] if trains else 1) + documents.time
             if rearranging is None:
-                tables.append(_placed(own, pieces, row, source, copy))
+                tables.append(_placed(documents, pieces, row, source, copy))
             else:
-                placed, piece = _placed_runs(own, pieces, row, source, copy, number, trains, rearranging)
+                placed, piece = _placed_runs(documents, pieces, row, source, copy, number, trains, rearranging)
                 tables.append(placed)
                 target = target[piece]
             targets.append(target)
@@ -526,7 +532,7 @@ def _pieces_of(
 
 
 def _cut_phases(starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str) -> Iterator[Pieces]:
-    """The pieces of a segment; of each phase that it has a part of, where rests are dealt out."""
+    """Pieces of a segment; one `Pieces` per overlapping phase for `best_fit`."""
     if not (packing.best_fit or packing.aligned):
         yield cut(starts, 0, ends[-1], packing)
         return
@@ -547,21 +553,21 @@ def _cut_phases(starts: np.ndarray, ends: Sequence[int], packing: Packing, folde
             )
 
 
-def _placed(own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:
-    """Pieces as PLACED_SCHEMA."""
+def _placed(segment: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:
+    """Table of pieces in PLACED_SCHEMA."""
     entry = pieces.entry
-    text = np.minimum(pieces.length, own.tokens[entry] - pieces.offset)
+    text = np.minimum(pieces.length, segment.tokens[entry] - pieces.offset)
     return pa.table(
         [
             row.astype(np.int32),
             pieces.length.astype(np.int32),
-            own.words[entry, 0],
-            own.words[entry, 1],
+            segment.words[entry, 0],
+            segment.words[entry, 1],
             np.full(len(entry), source, dtype=np.int32),
             copy[entry].astype(np.int32),
             pieces.offset,
-            own.part[entry],
-            own.offset[entry] + pieces.offset,
+            segment.part[entry],
+            segment.offset[entry] + pieces.offset,
             text.astype(np.int32),
         ],
         schema=PLACED_SCHEMA,
@@ -569,7 +575,7 @@ def _placed(own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np
 
 
 def _placed_runs(
-    own: Segment,
+    segment: Segment,
     pieces: Pieces,
     row: np.ndarray,
     source: int,
@@ -578,27 +584,33 @@ def _placed_runs(
     trains: bool,
     rearranging: Rearranging,
 ) -> tuple[pa.Table, np.ndarray]:
-    """The runs of pieces as ENDS_SCHEMA, and the piece (int64) of each."""
-    entry, used = np.unique(pieces.entry, return_inverse=True)
-    words, time, tokens = own.words[entry], own.time[entry], own.tokens[entry]
-    chosen = np.zeros(len(entry), dtype=bool)
+    """Table of the pieces' runs in ENDS_SCHEMA, and the piece (int64) of each run."""
+    entry, position = np.unique(pieces.entry, return_inverse=True)
+    words, time, tokens = segment.words[entry], segment.time[entry], segment.tokens[entry]
+    is_rearranged = np.zeros(len(entry), dtype=bool)
     if trains:
-        chosen = rearranging.chosen(np.full(len(entry), source), words, time)
+        is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)
     runs = rearranging.cut_pieces(
-        chosen[used], words[used], time[used], number, (tokens - ADDED * chosen)[used], pieces.offset, pieces.length
+        is_rearranged[position],
+        words[position],
+        time[position],
+        number,
+        (tokens - ADDED * is_rearranged)[position],
+        pieces.offset,
+        pieces.length,
     )
-    of_run = pieces.entry[runs.piece]
+    run_entry = pieces.entry[runs.piece]
     return pa.table(
         [
             row[runs.piece].astype(np.int32),
             runs.length.astype(np.int32),
-            own.words[of_run, 0],
-            own.words[of_run, 1],
-            np.full(len(of_run), source, dtype=np.int32),
-            copy[of_run].astype(np.int32),
+            segment.words[run_entry, 0],
+            segment.words[run_entry, 1],
+            np.full(len(run_entry), source, dtype=np.int32),
+            copy[run_entry].astype(np.int32),
             runs.offset,
-            own.part[of_run],
-            own.offset[of_run] + runs.source,
+            segment.part[run_entry],
+            segment.offset[run_entry] + runs.source,
             runs.text.astype(np.int32),
             runs.end,
         ],

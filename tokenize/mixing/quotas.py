@@ -1,10 +1,10 @@
-"""How many rows of each source every phase of a mixture takes: exact shares, or an error that says what is short.
+"""Rows of each source in every phase of a mixture: exact shares, or an error that names the shortage.
 
     weights -> shares of each phase -> within the sources' limits -> whole rows
 
-A source's weight is its own, the mixture's or by its size. What a limit keeps a source from taking goes to the others
-by their weights, where the manifest says so. Every number of rows is its exact share, rounded down or up so that all
-sums stay what they are.
+Weights come from the source, from the mixture, or from the source's size. With `on_shortfall: redistribute`, the other
+sources get the rows above a source's limit, by their weights. Every number of rows is its exact share, rounded down or
+up so that all sums are preserved.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 from gristmill.mixtures.mix import Mix, Weights, temperature
 
 DECIMAL_DIGITS = 28
-"""Of powers: Python's decimal arithmetic has the same digits on every machine, a C library's `pow` has not."""
+"""Precision of powers: Python's decimals have the same digits on every machine, unlike the C library's `pow`."""
 
 
 class MixError(ValueError):
-    """The mixture that was asked for cannot be made from the documents that there are."""
+    """A mixture that cannot be built from the available documents."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training order and the weights within it.
+    """Part of the training order, with its weights.
 
     Attributes:
-        end: where it ends, as a share of the rows of the whole set.
+        end: as a share of the rows of the whole set.
         weights: of every source, in order; relative to each other.
     """
 
@@ -39,24 +39,24 @@ class Phase:
     weights: tuple[Fraction, ...]
 
     def shares(self) -> list[Fraction]:
-        """The weights, scaled to sum to 1.
+        """Weights scaled to sum to 1.
 
         Raises:
             MixError: all of them are zero.
         """
-        whole = sum(self.weights)
-        if not whole:
+        total = sum(self.weights)
+        if not total:
             raise MixError("the weights of all sources are 0; give at least one source a weight above 0")
-        return [weight / whole for weight in self.weights]
+        return [weight / total for weight in self.weights]
 
 
 def exact(value: float) -> Fraction:
-    """The decimal number that a manifest has, rather than the binary one nearest to it: 0.7 is 7/10."""
+    """Exact fraction of a decimal number: 0.7 is 7/10, not the nearest binary number."""
     return Fraction(str(value))
 
 
 def plan_phases(section: Mix, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]) -> list[Phase]:
-    """The phases of a mixture; one where the section has none.
+    """Phases of a mixture; a single one if the section defines none.
 
     Args:
         section: `weights` override the sources' own; a phase's `weights` (`mix.phases`) override these.
@@ -86,10 +86,10 @@ def _weigh(
 
 
 def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
-    """Weights that are numbers of tokens to the power of alpha (XLM-R, section 3.1; mT5, section 3.1).
+    """Weights proportional to token counts to the power of alpha (XLM-R, section 3.1; mT5, section 3.1).
 
-    1 keeps the proportions of the sources and 0 makes them equal, both exactly. A source without a token has no
-    weight, whatever alpha is.
+    alpha 1 keeps the proportions of the sources and 0 makes them equal, both exactly. A source without tokens has
+    weight 0 for any alpha.
     """
     if exact(alpha) == 1:
         return tuple(Fraction(number) for number in tokens)
@@ -98,15 +98,15 @@ def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
 
 
 def ends_of(total: int, phases: Sequence[Phase]) -> list[int]:
-    """Behind how many of `total` rows each phase ends: rounded to whole rows, halves up."""
+    """End of each phase in rows out of `total`: rounded to whole rows, halves up."""
     return [int(phase.end * total + Fraction(1, 2)) for phase in phases]
 
 
 def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[int]:
-    """How many of `total` rows each phase has, where the first `kept` were read already.
+    """Rows of each phase out of `total`, not counting the first `kept` rows, which were already read.
 
     Raises:
-        MixError: a phase is left without a row, which does not end before what was read does.
+        MixError: a phase that ends after the kept rows has no row.
     """
     ends = ends_of(total, phases)
     if kept and kept >= total:
@@ -124,13 +124,13 @@ def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[i
 
 @dataclass(frozen=True)
 class Supply:
-    """What a source has, and its limits.
+    """Available tokens and limits of a source.
 
     Attributes:
-        max_epochs: how many passes over its documents may be taken.
-        pass_tokens: tokens of one pass over its training documents, their ends of text and repeats counted.
-        min_tokens: least that the mixture takes, over all phases.
-        max_tokens: most that it takes; no limit of its own if None.
+        max_epochs: most passes over its documents.
+        pass_tokens: tokens of one pass over its training documents, with ends of text and repeats.
+        min_tokens: least tokens in the mixture, over all phases.
+        max_tokens: most tokens in the mixture; None for no limit.
     """
 
     max_epochs: float
@@ -143,23 +143,23 @@ class Supply:
         return int(exact(self.max_epochs) * self.pass_tokens / sequence_length)
 
     def most_rows(self, sequence_length: int) -> int:
-        """Whole rows that it may have."""
+        """Most whole rows within its limits."""
         available = self.available_rows(sequence_length)
         return available if self.max_tokens is None else min(available, self.max_tokens // sequence_length)
 
     def least_rows(self, sequence_length: int) -> int:
-        """Whole rows that it must have."""
+        """Least whole rows that reach its minimum."""
         return -(-(self.min_tokens or 0) // sequence_length)
 
 
 @dataclass(frozen=True)
 class Quotas:
-    """The rows of a mixture.
+    """Rows of a mixture.
 
     Attributes:
-        rows: per phase and source; every number is its exact share, with or without limits, rounded down or up, and
-            so is every source's sum over the phases.
-        asked: exact rows per phase and source by the weights alone.
+        rows: by phase and source; each number, and each source's sum over the phases, is its exact share (within
+            limits) rounded down or up.
+        asked: exact rows by phase and source from the weights alone.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -170,20 +170,20 @@ class Quotas:
         return [sum(column) for column in zip(*self.rows, strict=True)]
 
     def asked_per_source(self) -> list[Fraction]:
-        """Exact rows of each source over all phases, by the weights alone."""
+        """Exact rows of each source over all phases, from the weights alone."""
         return [sum(column, Fraction(0)) for column in zip(*self.asked, strict=True)]
 
 
 @dataclass(frozen=True)
 class MixRequest:
-    """What a mixture is asked to be.
+    """Requested size, phases and supplies of a mixture.
 
     Attributes:
         tokens: of the whole set.
         sequence_length: tokens per row.
-        phases: parts and weights, in order.
-        supplies: source -> what it has, in the order of the weights.
-        kept: phases that were read already (`continued.py`), which come before the others: rows of each source.
+        phases: in order, with their weights.
+        supplies: source -> its supply, in the order of the weights.
+        kept: rows of each source in phases that were already read (`continued.py`), which precede the others.
     """
 
     tokens: int
@@ -197,25 +197,25 @@ class MixRequest:
         return self.tokens // self.sequence_length
 
     def asked(self, total: int) -> Table:
-        """Exact rows per phase that is not over and source of a set of so many rows, by the weights alone."""
+        """Exact rows by phase and source of a set of `total` rows, from the weights alone; without finished phases."""
         rows = rows_of_phases(total, self.phases, sum(map(sum, self.kept)))
         return [
             *self._kept(),
             *(
-                [number * share for share in phase.shares()]
-                for number, phase in zip(rows, self.phases, strict=True)
-                if number
+                [phase_rows * share for share in phase.shares()]
+                for phase_rows, phase in zip(rows, self.phases, strict=True)
+                if phase_rows
             ),
         ]
 
     def filled(self, total: int) -> Table:
-        """The same within the sources' limits (see `fill`)."""
-        asked, kept = self.asked(total)[len(self.kept) :], self._kept()
+        """Exact rows within the sources' limits (see `fill`)."""
+        requested, kept = self.asked(total)[len(self.kept) :], self._kept()
         read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [Fraction(0)] * len(self.supplies)
-        shares = [[part / sum(line) for part in line] for line in asked]
+        shares = [[part / sum(line) for part in line] for line in requested]
         least = [max(0, number - int(have)) for number, have in zip(self.least(), read, strict=True)]
         most = [max(0, number - int(have)) for number, have in zip(self.most(), read, strict=True)]
-        return [*kept, *fill([int(sum(line)) for line in asked], shares, least, most)]
+        return [*kept, *fill([int(sum(line)) for line in requested], shares, least, most)]
 
     def _kept(self) -> Table:
         return [[Fraction(number) for number in rows] for rows in self.kept]
@@ -235,7 +235,7 @@ def plan_quotas(
     pass_tokens: Mapping[str, int],
     kept: Sequence[Sequence[int]] = (),
 ) -> Quotas:
-    """Rows of each source in every phase, as a manifest asks for them.
+    """Rows of each source in every phase, as the manifest requests them.
 
     Args:
         section: the mixture.
@@ -261,19 +261,19 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
 
     Args:
         request: the mixture.
-        redistribute: where a source's limit is met, let the others have the difference (see `fill`).
+        redistribute: give the other sources the rows above a source's limit (see `fill`).
 
     Raises:
-        MixError: less than one row; a minimum that a source cannot fill; sources whose shares break their limits, all
-            of them named (with `redistribute`: limits that leave a phase without text).
+        MixError: less than one row; a minimum that a source cannot fill; shares that break the sources' limits, naming
+            every such source (with `redistribute`: limits that leave a phase short).
     """
     total, length = request.total_rows(), request.sequence_length
     if not total:
         raise MixError(f"mix.tokens is {request.tokens}, which is less than one row of {length} tokens")
     _check_minimums(request)
-    asked = request.asked(total)
-    rows = round_table(request.filled(total) if redistribute else asked)
-    quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, asked)))
+    requested = request.asked(total)
+    rows = round_table(request.filled(total) if redistribute else requested)
+    quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, requested)))
     if not redistribute and not _fits(request, quotas.per_source()):
         raise MixError(_describe(request, quotas.per_source()))
     return quotas
@@ -337,14 +337,14 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
         advice.append(f"raise its max_tokens to {rows[number] * length}")
     remedy = " and ".join(advice)
     weights = request.phases[0].weights
-    others, most, total = sum(weights) - weights[number], supply.most_rows(length), sum(rows)
-    if len(request.phases) == 1 and not request.kept and others and most < total:
-        remedy += f", or lower its weight to {_floor(others * most / (total - most))}"
+    other_weights, max_rows, total = sum(weights) - weights[number], supply.most_rows(length), sum(rows)
+    if len(request.phases) == 1 and not request.kept and other_weights and max_rows < total:
+        remedy += f", or lower its weight to {_floor(other_weights * max_rows / (total - max_rows))}"
     return f"; {remedy}"
 
 
 def _most_tokens(request: MixRequest) -> int:
-    """The largest mixture that these weights allow; 0 if there is none, or where a minimum or what was read forbids."""
+    """Largest mixture that the weights allow; 0 if there is none, or with minimums or kept rows."""
     if any(request.least()) or request.kept:
         return 0
     begins = [Fraction(0), *(phase.end for phase in request.phases)]
@@ -354,18 +354,18 @@ def _most_tokens(request: MixRequest) -> int:
         sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
         for number in range(len(request.supplies))
     ]
-    most = min(int(rows / share) for rows, share in zip(request.most(), shares, strict=True) if share)
-    # Rounding up may cost a row per source and phase, and may give one.
-    candidates = range(most + len(shares) * len(lines), 0, -1)
+    exact_rows = min(int(rows / share) for rows, share in zip(request.most(), shares, strict=True) if share)
+    # Rounding may change the total by one row per source and phase.
+    candidates = range(exact_rows + len(shares) * len(lines), 0, -1)
     return next((total for total in candidates if _fits_at(request, total)), 0) * request.sequence_length
 
 
 def _fits_at(request: MixRequest, total: int) -> bool:
     try:
-        asked = request.asked(total)
+        requested = request.asked(total)
     except MixError:
         return False
-    rows = round_table(asked)
+    rows = round_table(requested)
     return _fits(request, [sum(column) for column in zip(*rows, strict=True)])
 
 
@@ -384,11 +384,11 @@ Table = list[list[Fraction]]
 def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Sequence[int], most: Sequence[int]) -> Table:
     """Distribute the rows of every phase by its shares, with every source's sum over all phases within its limits.
 
-    A source that would have too much or too little is set to its limit, in the proportions that its phases had; what
-    is left of each phase is distributed again among the other sources by its shares, until no limit is broken. Of the
-    sources that have too little and those that have too much, those go first whose sum of differences is larger: so
-    a single phase gets the only solution of `sum of min(max(level x share, least), most) = rows` (water-filling;
-    CSS resolves flexible lengths in the same way, section 9.7).
+    A source above or below its limits is fixed at the limit, in the proportions of its phases; the remaining rows of
+    each phase are distributed among the other sources by its shares, until no limit is broken. Of the sources below
+    their minimum and those above their maximum, the group with the larger total difference is fixed first. A single
+    phase thus gets the only solution of `sum of min(max(level x share, least), most) = rows` (water-filling; CSS
+    resolves flexible lengths in the same way, section 9.7).
 
     Args:
         rows: of each phase.
@@ -400,20 +400,26 @@ def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Seque
         exact rows, in general not whole; each phase's sum to its rows.
 
     Raises:
-        MixError: a phase cannot be filled, or the minimums do not fit in.
+        MixError: a phase cannot be filled, or the minimums exceed its rows.
     """
     fixed: dict[int, list[Fraction]] = {}
     while True:
         table = _distribute(rows, shares, fixed)
         totals = [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
-        under = [source for source, total in enumerate(totals) if total < least[source]]
-        over = [source for source, total in enumerate(totals) if total > most[source]]
-        if not under and not over:
+        below_minimum = [source for source, total in enumerate(totals) if total < least[source]]
+        above_maximum = [source for source, total in enumerate(totals) if total > most[source]]
+        if not below_minimum and not above_maximum:
             return table
-        lacking = sum(least[source] - totals[source] for source in under)
-        spare = sum(totals[source] - most[source] for source in over)
-        for source in under if lacking > spare else over if spare > lacking else [*under, *over]:
-            limit = least[source] if source in under else most[source]
+        deficit = sum(least[source] - totals[source] for source in below_minimum)
+        excess = sum(totals[source] - most[source] for source in above_maximum)
+        for source in (
+            below_minimum
+            if deficit > excess
+            else above_maximum
+            if excess > deficit
+            else [*below_minimum, *above_maximum]
+        ):
+            limit = least[source] if source in below_minimum else most[source]
             fixed[source] = _scale([phase[source] for phase in table], limit, rows)
 
 
@@ -421,47 +427,47 @@ def _distribute(
     rows: Sequence[int], shares: Sequence[Sequence[Fraction]], fixed: Mapping[int, list[Fraction]]
 ) -> Table:
     table = []
-    for phase, (number, parts) in enumerate(zip(rows, shares, strict=True)):
-        left = number - sum((column[phase] for column in fixed.values()), Fraction(0))
-        free = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
-        where = f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
-        if left < 0:
+    for phase, (phase_rows, parts) in enumerate(zip(rows, shares, strict=True)):
+        remaining = phase_rows - sum((column[phase] for column in fixed.values()), Fraction(0))
+        free_share = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
+        location = f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+        if remaining < 0:
             raise MixError(
-                f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
+                f"{location} has {phase_rows} rows, and the sources' min_tokens need {ceil(phase_rows - remaining)}; "
                 "lower min_tokens, or ask for more tokens (mix.tokens)"
             )
-        if left and not free:
+        if remaining and not free_share:
             raise MixError(
-                f"{where} has {number} rows, of which {ceil(left)} are left without a source: all that "
+                f"{location} has {phase_rows} rows, of which {ceil(remaining)} are left without a source: all that "
                 "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
                 "source a weight, or ask for fewer tokens (mix.tokens)"
             )
-        level = left / free if free else Fraction(0)
+        level = remaining / free_share if free_share else Fraction(0)
         table.append([fixed[source][phase] if source in fixed else level * share for source, share in enumerate(parts)])
     return table
 
 
 def _scale(column: Sequence[Fraction], total: int, rows: Sequence[int]) -> list[Fraction]:
-    """A source's rows in proportion, with another sum; in proportion to the phases where it had none."""
+    """Rows of a source scaled to a total; proportional to the phases' rows if it has no rows."""
     parts = column if any(column) else [Fraction(number) for number in rows]
-    whole = sum(parts, Fraction(0))
-    return [part * total / whole for part in parts]
+    parts_sum = sum(parts, Fraction(0))
+    return [part * total / parts_sum for part in parts]
 
 
 Cell = tuple[int, int]
-"""Line and column."""
+"""Line and column of a table."""
 
 
 def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     """Round a table of rows per phase and source (controlled rounding: Bacharach 1966; Cox 1987).
 
-    Every cell is rounded down or up, every line (a phase) keeps its sum, which must be whole, and every column's sum
-    (a source) is its own, rounded down or up. A single line is rounded by the largest remainders (Hamilton), the
-    first of equal ones.
+    Every cell is rounded down or up. Every line (a phase) keeps its sum, which must be whole; every column (a source)
+    keeps its sum rounded down or up. A single line is rounded by the largest remainders (Hamilton); the first of equal
+    remainders wins.
 
-    Along a cycle of cells that are not whole numbers, alternately one is raised and the next is lowered, by as much as
-    makes one of them whole. Such a cycle exists as long as a cell is not whole, since no line and no column can have
-    only one of them: a line more makes the columns' sums whole.
+    Along a cycle of fractional cells, cells are alternately raised and lowered by the amount that makes one of them
+    whole. Such a cycle exists while any cell is fractional: no line or column can have only one fractional cell, since
+    an extra line makes the columns' sums whole.
 
     Args:
         table: exact numbers, not negative; table[phase][source].
@@ -474,7 +480,7 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
             raise ValueError(f"a phase has {float(sum(line))} rows, which is not a whole number")
     unit = lcm(*(cell.denominator for line in table for cell in line))
     down = [[floor(cell) for cell in line] for line in table]
-    # Remainders as whole numbers of 1/unit: exact, and faster than fractions.
+    # Remainders in units of 1/unit: exact, and faster than fractions.
     parts = [
         [int((cell - low) * unit) for cell, low in zip(line, lows, strict=True)]
         for line, lows in zip(table, down, strict=True)
@@ -497,7 +503,7 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
 
 
 def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[Cell]] | None:
-    """Cells to raise and cells to lower: the largest remainder goes up first. None if all numbers are whole."""
+    """Cells to raise and cells to lower, starting with the largest remainder; None if all cells are whole."""
     width = len(parts[0])
     first = _extreme(parts, ((line, source) for line in range(len(parts) - 1) for source in range(width)), unit, 1)
     if first is None:
@@ -505,20 +511,20 @@ def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[
     path, lines, sources = [first], [first[0]], [first[1]]
     while True:
         line, source = path[-1]
-        # A cell that closes the cycle is taken first: short cycles leave the order of the remainders as it is.
-        lowered = _extreme(parts, ((line, other) for other in sources if other != source), unit, -1) or _extreme(
-            parts, ((line, other) for other in range(width) if other != source), unit, -1
-        )
-        assert lowered is not None  # The line's sum is whole, so that another of its cells is not.
+        # Prefer a cell that closes the cycle: short cycles keep the order of the remainders.
+        lowered = _extreme(
+            parts, ((line, candidate) for candidate in sources if candidate != source), unit, -1
+        ) or _extreme(parts, ((line, candidate) for candidate in range(width) if candidate != source), unit, -1)
+        assert lowered is not None  # A line with a whole sum has another fractional cell.
         path.append(lowered)
         if lowered[1] in sources:
             begin = 2 * sources.index(lowered[1])
             return path[begin::2], path[begin + 1 :: 2]
         sources.append(lowered[1])
-        raised = _extreme(parts, ((other, lowered[1]) for other in lines if other != line), unit, 1) or _extreme(
-            parts, ((other, lowered[1]) for other in range(len(parts)) if other != line), unit, 1
-        )
-        assert raised is not None  # The column's sum is whole.
+        raised = _extreme(
+            parts, ((candidate, lowered[1]) for candidate in lines if candidate != line), unit, 1
+        ) or _extreme(parts, ((candidate, lowered[1]) for candidate in range(len(parts)) if candidate != line), unit, 1)
+        assert raised is not None  # A column with a whole sum has another fractional cell.
         path.append(raised)
         if raised[0] in lines:
             begin = 2 * lines.index(raised[0]) + 1
@@ -527,6 +533,10 @@ def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[
 
 
 def _extreme(parts: Sequence[Sequence[int]], cells: Iterable[Cell], unit: int, sign: int) -> Cell | None:
-    """Of the cells that are not whole, the largest (`sign` 1) or the smallest (-1); of equal ones the first to rise."""
-    found = [cell for cell in cells if 0 < parts[cell[0]][cell[1]] < unit]
-    return max(found, key=lambda cell: (sign * parts[cell[0]][cell[1]], -sign * cell[0], -sign * cell[1]), default=None)
+    """Largest (`sign` 1) or smallest (-1) fractional cell; of equal ones, the first in order of raising."""
+    fractional_cells = [cell for cell in cells if 0 < parts[cell[0]][cell[1]] < unit]
+    return max(
+        fractional_cells,
+        key=lambda cell: (sign * parts[cell[0]][cell[1]], -sign * cell[0], -sign * cell[1]),
+        default=None,
+    )

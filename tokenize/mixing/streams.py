@@ -1,11 +1,11 @@
-"""The streams of a mixture: the documents of every source in drawn order, pass after pass, cut into segments.
+"""Streams of a mixture: the documents of every source in drawn order, pass after pass, cut into segments.
 
-The training documents of each source are a stream, and so are those that it holds out. A pass is ordered by draws,
-which are hashes, so that the documents whose draw begins with the same bits are a run of every stream: a partition,
-which one task sorts. What it leaves, a `Segment`, has its part of each stream; segment after segment is the pass. No
-process knows more of a whole pass than how many tokens each segment has.
+Each source has a stream of training documents and one of held-out documents. A pass is ordered by draws, which are
+hashes. The documents whose draws share their leading bits form a partition: a contiguous run of every stream, sorted by
+one task. Its output is a `Segment` with its part of each stream; consecutive segments make up the pass. No process
+holds more of a whole pass than the token count of each segment.
 
-A task holds a partition: about PARTITION_BYTES of entries, and three times as much while it sorts them.
+A task holds one partition: about PARTITION_BYTES of entries, and three times as much while sorting them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ ENTRIES_SCHEMA = pa.schema(
         ("tokens", pa.int64()),
     ]
 )
-"""A document in a pass: its stream, the words of its id, which time in the pass it is (from 0), and where its tokens
-lie (number of the token part, first token in it, how many without an end of text)."""
+"""A document in a pass: its stream, the words of its id, its repeat within the pass (from 0), and the location of its
+tokens (number of the token part, first token in it, number of tokens without the end of text).
+"""
 ENTRY_BYTES = 44
 PARTITION_BYTES = 64_000_000
-"""Of entries, so that a task needs about 450 MB: seven times as much, where their pieces are placed."""
+"""Bytes of entries; a task that places their pieces needs seven times as much, about 450 MB."""
 MOST_PARTITION_BITS = 12
-"""4,096 partitions: with more, every task of the job before would write parts of some kilobytes."""
+"""4,096 partitions: with more, every task of the previous job would write parts of a few kilobytes."""
 SEGMENTS = "segments"
 
 
@@ -53,34 +54,34 @@ Number = TypeVar("Number", int, np.ndarray)
 
 
 def train_stream(source: Number) -> Number:
-    """Number of the stream of a source's training documents; those of all sources come first."""
+    """Number of a source's training stream; training streams precede held-out streams."""
     return source
 
 
 def validation_stream(source: Number, sources: int) -> Number:
-    """Number of the stream of the documents that a source holds out."""
+    """Number of a source's held-out stream."""
     return source + sources
 
 
 def partition_bits(rows: int, row_bytes: int) -> int:
-    """The leading bits that tell partitions apart: of so many rows, each has about PARTITION_BYTES at the most."""
+    """Number of leading bits that split `rows` rows into partitions of at most about PARTITION_BYTES each."""
     partitions = -(-rows * row_bytes // PARTITION_BYTES)
     return min(max(0, partitions - 1).bit_length(), MOST_PARTITION_BITS)
 
 
 def leading(values: np.ndarray, bits: int) -> np.ndarray:
-    """The first bits, one at least, of uint64 numbers, as int64."""
+    """Leading bits (at least one) of uint64 numbers, as int64."""
     return (values >> np.uint64(64 - bits)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Which hash orders the documents of each stream.
+    """Hash keys that order the documents of each stream.
 
     Attributes:
-        sources: how many.
+        sources: number of sources.
         training: key of the training streams, 64 bits; every pass draws again.
-        validation: key of the others.
+        validation: key of the held-out streams.
     """
 
     sources: int
@@ -88,33 +89,33 @@ class Draws:
     validation: int
 
     def partitions(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, bits: int) -> np.ndarray:
-        """Which partition (int64) of a pass each entry is in; `bits` are the leading ones that all in it share."""
+        """Partition (int64) of each entry of a pass: the leading `bits` of its draw."""
         return leading(self.of(stream, words, time, number), bits) if bits else np.zeros(len(words), dtype=np.int64)
 
     def of(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int) -> np.ndarray:
-        """The draws (uint64) of entries in a pass: each time of a document has one of its own."""
+        """Draws (uint64) of the entries of a pass; every repeat of a document has its own draw."""
         draws = np.empty(len(words), dtype=np.uint64)
         training = stream < self.sources
-        for key, of_kind in ((self.training, training), (self.validation, ~training)):
-            for one in range(int(time[of_kind].max(initial=-1)) + 1):
-                chosen = of_kind & (time == one)
-                # numpy's indexing by brackets takes five times as long for rows of two numbers.
-                own = words.compress(chosen, axis=0)
-                draws[chosen] = draw(own, order_key(key, "pass", *((number, one) if one else (number,))))
+        for key, kind_mask in ((self.training, training), (self.validation, ~training)):
+            for repeat in range(int(time[kind_mask].max(initial=-1)) + 1):
+                mask = kind_mask & (time == repeat)
+                # For rows of two numbers, bracket indexing takes five times as long.
+                selected_words = words.compress(mask, axis=0)
+                draws[mask] = draw(selected_words, order_key(key, "pass", *((number, repeat) if repeat else (number,))))
         return draws
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a pass of every stream, in order.
+    """Part of a pass of every stream, in order.
 
     Attributes:
-        first: int64 of shape (streams + 1,), where the documents of each stream begin among the others.
+        first: int64 of shape (streams + 1,), first entry of each stream.
         words: uint64 of shape (n, 2), ids.
-        time: int32 of shape (n,), which time in the pass this is.
+        time: int32 of shape (n,), repeat within the pass.
         part: int32 of shape (n,), number of the token part.
-        offset: int64 of shape (n,), first token within it.
-        tokens: int64 of shape (n,), without an end of text.
+        offset: int64 of shape (n,), first token within the part.
+        tokens: int64 of shape (n,), without the end of text.
     """
 
     first: np.ndarray
@@ -125,7 +126,7 @@ class Segment:
     tokens: np.ndarray
 
     def of(self, stream: int) -> Segment:
-        """The part of one stream."""
+        """Entries of one stream."""
         begin, end = self.first[stream : stream + 2].tolist()
         return Segment(
             np.array([0, end - begin]),
@@ -133,7 +134,7 @@ class Segment:
         )
 
     def starts(self, base: int) -> np.ndarray:
-        """Where its documents begin in their stream (int64 of shape (n + 1,)), the first at `base`; and its end."""
+        """First token of each document in its stream, from `base`, and the end of the last: int64 of shape (n + 1,)."""
         starts = np.empty(len(self.tokens) + 1, dtype=np.int64)
         starts[0] = base
         np.cumsum(self.tokens + 1, out=starts[1:])
@@ -145,45 +146,47 @@ def sort_segment(task: Task, draws: Draws, bits: int, number: int, entries: Shuf
     """Sort a partition of a pass: payload `partition`.
 
     Args:
-        bits: leading ones, which all draws of a partition share.
+        bits: leading bits shared by all draws of a partition.
         number: of the pass.
         entries: of the pass.
-        folder: where to.
+        folder: of the segments.
 
     Returns:
-        per stream `entries` and `tokens`, ends of text counted.
+        by stream, `entries` and `tokens`, including ends of text.
     """
     partition = task.payload["partition"]
     table = entries.read(partition)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     words = np.stack([columns["high"], columns["low"]], axis=1)
     stream, time = columns["stream"], columns["time"]
-    # What all have in common goes, so that the rest is spread over 64 bits again.
+    # Shift out the shared bits, so that the remaining ones spread over 64 bits again.
     keys = draws.of(stream, words, time, number) << np.uint64(bits) if bits else draws.of(stream, words, time, number)
     streams = 2 * draws.sources
     first = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=streams))]).astype(np.int64)
     order = by_bin(stream, first)
     for begin, end in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
-        own = order[begin:end]
-        order[begin:end] = own[ordered_by(keys[own], columns["high"], columns["low"], time, rows=own)]
+        stream_order = order[begin:end]
+        order[begin:end] = stream_order[
+            ordered_by(keys[stream_order], columns["high"], columns["low"], time, rows=stream_order)
+        ]
     tokens = columns["tokens"][order]
-    passed = np.concatenate([[0], np.cumsum(tokens + 1)])
+    token_starts = np.concatenate([[0], np.cumsum(tokens + 1)])
     segment = Segment(
         first, words.take(order, axis=0), time[order], columns["part"][order], columns["offset"][order], tokens
     )
     path = save(as_path(folder), segment_name(number, partition), segment)
-    return Done([path], {"entries": np.diff(first).tolist(), "tokens": np.diff(passed[first]).tolist()})
+    return Done([path], {"entries": np.diff(first).tolist(), "tokens": np.diff(token_starts[first]).tolist()})
 
 
 def segment_name(number: int, partition: int) -> str:
-    """The saved name of a partition of a pass."""
+    """File name of a partition of a pass."""
     return f"{number:05d}-{partition:05d}"
 
 
 def draw_again(
     task: Task, draws: Draws, bits: int, number: int, streams: Sequence[int], folder: str
 ) -> Generator[Sent, None, Done]:
-    """Give the documents of a partition of the first pass to the partitions of another: payload `partition`.
+    """Send the documents of a partition of the first pass to the partitions of another pass: payload `partition`.
 
     Args:
         bits, folder: see `sort_segment`.
@@ -215,16 +218,16 @@ def _entries_of(segment: Segment, stream: int) -> pa.Table:
 
 
 def pass_job(number: int) -> str:
-    """The name of the job that draws the documents of a pass again, and of what it sends."""
+    """Name of the job that draws the documents of a pass again, and of its shuffled output."""
     return f"pass-{number}"
 
 
 @dataclass(frozen=True)
 class Bases:
-    """Where segments begin in their streams.
+    """Sizes and first tokens of the segments in their streams.
 
     Attributes:
-        tokens: int64 of shape (passes, partitions, streams), tokens of a segment, ends of text counted.
+        tokens: int64 of shape (passes, partitions, streams), tokens of a segment, including ends of text.
         entries: the same, documents.
         begins: the same, first token in the stream.
     """
@@ -236,13 +239,13 @@ class Bases:
 
 @dataclass(frozen=True)
 class Streams:
-    """The segments of all passes that were made so far.
+    """Segments of all passes drawn so far.
 
     Attributes:
-        work: of the stage; the segments are in a folder of it.
-        bits: leading ones that tell partitions apart.
-        draws: which orders them.
-        bases: where each begins.
+        work: work folder of the stage, which contains the folder of the segments.
+        bits: leading bits of a draw that number its partition.
+        draws: order of the streams.
+        bases: sizes and first tokens of the segments.
     """
 
     work: Path
@@ -252,24 +255,24 @@ class Streams:
 
     @property
     def folder(self) -> Path:
-        """Where the segments are."""
+        """Folder of the segments."""
         return self.work / SEGMENTS
 
     @property
     def passes(self) -> int:
-        """How many passes there are."""
+        """Number of passes."""
         return len(self.bases.tokens)
 
     def pass_tokens(self, stream: int) -> int:
-        """Tokens of one pass, ends of text and repeats counted."""
+        """Tokens of one pass, including ends of text and repeats."""
         return int(self.bases.tokens[0, :, stream].sum())
 
     def tokens(self, stream: int) -> int:
-        """Tokens of all passes that were made of it."""
+        """Tokens of all passes of a stream."""
         return int(self.bases.tokens[:, :, stream].sum())
 
     def places(self, stream: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Pass, partition and first token of each segment of a stream that begins before a token and is not empty."""
+        """Pass, partition and first token of each non-empty segment of a stream that begins before `end`."""
         for number, partition in np.argwhere(self.bases.entries[:, :, stream] > 0).tolist():
             base = int(self.bases.begins[number, partition, stream])
             if base >= end:
@@ -277,11 +280,11 @@ class Streams:
             yield number, partition, base
 
     def segment(self, number: int, partition: int) -> Segment:
-        """One segment."""
+        """Load one segment."""
         return load_record(self.folder, segment_name(number, partition), Segment)
 
     def starts(self, stream: int, end: int) -> Iterator[np.ndarray]:
-        """Segment by segment, where the documents of a stream begin (`Segment.starts`)."""
+        """First tokens of a stream's documents, segment by segment (`Segment.starts`)."""
         for number, partition, base in self.places(stream, end):
             yield self.segment(number, partition).of(stream).starts(base)
 
@@ -298,7 +301,7 @@ def make_streams(entries: Shuffled, work: Path, bits: int, draws: Draws, context
 
 
 def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Streams:
-    """Some of the streams with one more pass."""
+    """Streams with one more pass of some of them."""
     number, bits, draws = streams.passes, streams.bits, streams.draws
     again = partial(
         draw_again, draws=draws, bits=bits, number=number, streams=tuple(wanted), folder=str(streams.folder)
@@ -306,7 +309,7 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
     job, partitions = pass_job(number), 1 << bits
     _, entries = run_shuffle(job, partition_tasks(partitions), again, context, {job: partitions}, direct=True)
     results = _sort_pass(entries[job], streams.work, bits, draws, number, context)
-    before = [_totals_of(streams.bases, one) for one in range(number)]
+    before = [_totals_of(streams.bases, earlier_pass) for earlier_pass in range(number)]
     return Streams(streams.work, bits, draws, _based([*before, results]))
 
 
@@ -326,6 +329,6 @@ def _totals_of(bases: Bases, number: int) -> Totals:
 
 
 def _based(passes: Sequence[Totals]) -> Bases:
-    entries, tokens = (np.stack([one[which] for one in passes]) for which in (0, 1))
+    entries, tokens = (np.stack([totals[column] for totals in passes]) for column in (0, 1))
     flat = tokens.reshape(-1, tokens.shape[-1])
     return Bases(tokens, entries, (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape))

@@ -1,9 +1,9 @@
-"""Writing the shards of a packed set: what each row holds, and its tokens out of the token parts.
+"""Writer of the shards of a packed set: gathers the tokens of each row from the token parts.
 
-Which documents make which rows is in files that any machine can read, a part of each for every shard. A task holds the
-pieces of one shard, PIECE_BYTES for each, and BLOCK_BYTES of tokens; the token parts are mapped. Tokens are copied
-from the memory-mapped token parts some rows at a time, while these are in the cache: what is gathered is hashed
-and written next, and of a whole shard every token would come from the main memory three times.
+The pieces of each shard are in shuffled files that any machine can read. A task holds the pieces of one shard,
+PIECE_BYTES each, and BLOCK_BYTES of tokens; the token parts are memory-mapped. Tokens are gathered in blocks of rows
+that stay in the cache for hashing and writing: gathering a whole shard first would read every token from main memory
+three times.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, rea
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 
 PIECE_BYTES = 250
-"""What a task needs for each piece of its shard: where it comes from, as read and in order, and its two tables."""
+"""Memory of a task per piece of its shard: its location, as read and sorted, and its two tables."""
 MOST_PARTS = 2048
-"""Token parts that a task maps at a time: Linux lets a process have 65,530 maps (vm.max_map_count), for all threads."""
+"""Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count), shared by all threads."""
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """All that a worker must know to write a shard.
+    """Inputs of the workers that write shards.
 
     Attributes:
-        placed: the pieces of each shard (`place_pieces.py`).
+        placed: pieces of each shard (`place_pieces.py`).
         out: output folder of the stage.
         parts: token files, by number.
         dtype: of all tokens, by name.
         sequence_length: tokens per row.
         eos: id that ends a document.
-        pad: id behind the last document of a row that is not full.
-        excluded: ids of the documents whose rows are emptied.
-        excluded_later: the same of those whose rows are emptied from some row on, and that row.
+        pad: id that fills the end of an incomplete row.
+        excluded: ids of documents whose rows are emptied.
+        excluded_later: ids of documents whose rows are emptied from some row on, and that row.
     """
 
     placed: Shuffled
@@ -61,11 +61,11 @@ class RowPlan:
     excluded: tuple[bytes, ...] = ()
     excluded_later: tuple[tuple[tuple[bytes, ...], int], ...] = ()
     sent: Shuffled | None = None
-    """The tokens of each shard, where they do not come out of the parts (`send_tokens.py`)."""
+    """Tokens of each shard if workers do not read the parts (`send_tokens.py`)."""
 
 
 def write_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
-    """Write a shard of training rows, or of a source's held-out rows: payload `held_out` says which."""
+    """Write a shard of training rows, or of a source's held-out rows if payload `held_out` is set."""
     if task.payload["held_out"]:
         return write_validation_shard(task, plan, token_bytes)
     return write_train_shard(task, plan)
@@ -82,7 +82,7 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
 
 
 def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
-    """Write all held-out rows of a source: payload `file`, `partition`, `rows`; also counts the text that they hold."""
+    """Write all held-out rows of a source and count their text bytes: payload `file`, `partition`, `rows`."""
     rows = task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
@@ -99,22 +99,21 @@ def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
 
 @dataclass(frozen=True)
 class Contents:
-    """Pieces of documents in rows, ordered by row and start; all of shape (p,), int64 where nothing else is said.
+    """Pieces of documents in rows, ordered by row and start; all of shape (p,), int64 unless stated.
 
     Attributes:
         row: number within the shard.
         start: first token within the row.
-        length: tokens, the end of text counted.
+        length: tokens, including the end of text.
         words: uint64 of shape (p, 2), the document's id.
         source: int32, number of its source.
-        copy: int32, which pass over the source this is.
+        copy: int32, pass over the source.
         offset: first token within the document.
         part: number of the token part.
-        first: first token within it.
-        text: how many tokens there are; what is missing to `length` is an end of text.
-        sent: the shard's tokens, of which `first` counts, where they were sent; else None.
-        end: int32, id of the token behind each where documents are rearranged, whose pieces are then several runs
-            (`fill_in_middle.py`); else None.
+        first: first token within the part.
+        text: tokens without the end of text; less than `length` if an end of text follows.
+        sent: the shard's tokens, which `first` indexes, if they were sent; else None.
+        end: int32, id of the token after each run if documents are rearranged (`fill_in_middle.py`); else None.
     """
 
     row: np.ndarray
@@ -131,7 +130,7 @@ class Contents:
     end: np.ndarray | None = None
 
     def table(self, first: int) -> pa.Table:
-        """The same as PIECES_SCHEMA, the shard's rows counted from `first`."""
+        """Pieces as PIECES_SCHEMA, with the shard's rows counted from `first`."""
         if self.end is not None:
             return self._joined().table(first)
         return pa.table(
@@ -148,7 +147,7 @@ class Contents:
         )
 
     def _joined(self) -> Contents:
-        """Pieces whose runs are one again."""
+        """Pieces with their runs joined."""
         begins = np.ones(len(self.row), dtype=bool)
         begins[1:] = (
             (self.row[1:] != self.row[:-1])
@@ -173,7 +172,7 @@ class Contents:
 
 
 def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
-    """What the segments have for a shard of so many rows, ordered by row; within a row in the order of the stream."""
+    """Read the pieces of a shard of `rows` rows, ordered by row and, within a row, in stream order."""
     table = plan.placed.read(partition)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     first = np.concatenate([[0], np.cumsum(np.bincount(columns["row"], minlength=rows))]).astype(np.int64)
@@ -203,20 +202,21 @@ def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
 
 
 BLOCK_BYTES = 1_000_000
-"""About the second-level cache of a core."""
+"""Roughly the second-level cache of a core."""
 
 
 def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None) -> Iterator[np.ndarray]:
-    """The tokens of a shard, some rows after the other.
+    """Gather the tokens of a shard in blocks of rows.
 
     Args:
         plan: of the mixture.
         contents: of the shard, ordered by row.
         rows: of the shard.
-        block_rows: rows at a time; as BLOCK_BYTES say if None.
+        block_rows: rows per block; None for BLOCK_BYTES.
 
     Yields:
-        (n, sequence_length) in the plan's dtype, in memory that the next block takes; one empty block of no rows.
+        (n, sequence_length) in the plan's dtype, in memory that the next block reuses; one empty block if there are no
+        rows.
     """
     parts = (
         TokenParts([as_path(part) for part in plan.parts], DTYPES[plan.dtype])
@@ -224,27 +224,27 @@ def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | No
         else TokensHere(contents.sent)
     )
     length = plan.sequence_length
-    # What cannot be mapped all at once is read part by part, whole: so only once.
-    each = rows if not parts.at_once else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
-    each = max(1, min(each, rows))
-    blocks = max(1, -(-rows // each))
+    # Parts that cannot be mapped all at once are read completely, one by one: a single block reads each only once.
+    rows_per_block = rows if not parts.at_once else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
+    rows_per_block = max(1, min(rows_per_block, rows))
+    blocks = max(1, -(-rows // rows_per_block))
     origin = parts.begins[contents.part] + contents.first
     target = contents.row * length + contents.start
     order, _ = order_below(origin, int(parts.begins[-1]))
-    block = (contents.row // each).astype(np.int32)
+    block = (contents.row // rows_per_block).astype(np.int32)
     bounds = np.searchsorted(block, np.arange(blocks + 1))
-    order = order[by_bin(block[order], bounds)]  # by origin within each block
+    order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
     ends = np.full(1, plan.eos, dtype=np.int32) if contents.end is None else contents.end
     filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
-    out = np.empty((each, length), dtype=parts.dtype)
+    out = np.empty((rows_per_block, length), dtype=parts.dtype)
     for number in range(blocks):
-        first = number * each
-        taken = out[: min(each, rows - first)]
-        for opened, chosen in parts.opened(order[bounds[number] : bounds[number + 1]], origin):
+        first = number * rows_per_block
+        block_tokens = out[: min(rows_per_block, rows - first)]
+        for opened, selection in parts.opened(order[bounds[number] : bounds[number + 1]], origin):
             gather(
                 opened,
                 parts.begins,
-                chosen,
+                selection,
                 contents.part,
                 origin,
                 target,
@@ -252,22 +252,22 @@ def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | No
                 contents.length,
                 first * length,
                 ends,
-                taken.reshape(-1),
+                block_tokens.reshape(-1),
             )
-        pad_rows(taken, filled[first : first + len(taken)], plan.pad)
-        yield taken
+        pad_rows(block_tokens, filled[first : first + len(block_tokens)], plan.pad)
+        yield block_tokens
 
 
 class TokenParts:
-    """The token parts of a mixture, opened when they are first needed.
+    """Token parts of a mixture, opened on first use.
 
     Args:
         paths: of the files, by number.
         dtype: of the tokens.
 
     Attributes:
-        begins: int64 of shape (parts + 1,), tokens in the parts before each.
-        at_once: whether all of them can be mapped, as they lie on a local disk and are few.
+        begins: int64 of shape (parts + 1,), tokens before each part.
+        at_once: all parts can be mapped at once: they are few and on a local disk.
     """
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
@@ -278,15 +278,15 @@ class TokenParts:
         self._addresses = np.zeros(len(paths), dtype=np.uint64)
 
     def opened(self, chosen: np.ndarray, origin: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pieces whose parts are in memory: all at once where these can be mapped, else those of one part at a time.
+        """Load the parts of the pieces: all at once if they can be mapped, otherwise one by one.
 
         Args:
             chosen: int64 of shape (k,), numbers of pieces, ordered by their origin.
             origin: int64 of shape (n,), first token of every piece, counted through all parts.
 
         Yields:
-            where the first token of each part lies in memory (uint64 of shape (parts,); valid until the next step), and
-            some of `chosen`.
+            addresses of the first token of each part (uint64 of shape (parts,); valid until the next step), and the
+            pieces of `chosen` in loaded parts.
         """
         if self.at_once:
             if not self._mapped:
@@ -303,7 +303,7 @@ class TokenParts:
 
 
 class TokensHere:
-    """A shard's tokens that are in memory, with what `TokenParts` has: as one part.
+    """In-memory tokens of a shard with the interface of `TokenParts`, as a single part.
 
     Args:
         tokens: all of them.
@@ -333,34 +333,34 @@ def gather(
     ends: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Copy pieces to where they go, each with its end of text.
+    """Copy pieces to their targets, each followed by its end of text.
 
     Args:
-        addresses: uint64 (parts,), where each part's first token lies in memory; who calls keeps them there.
+        addresses: uint64 (parts,), address of each part's first token; the caller keeps the parts alive.
         begins: see TokenParts.
-        chosen: int64 of shape (k,), which pieces.
+        chosen: int64 of shape (k,), numbers of the pieces.
         part, text, length: of the pieces, see `Contents`.
-        origin: int64, the first token of each, counted through all parts.
-        target: int64, where that goes, counted through all rows of the shard.
+        origin: int64, first token of each piece, counted through all parts.
+        target: int64, its target, counted through all rows of the shard.
         before: target of the first token of `out`.
-        ends: int32, id of the token behind each piece; a single one for all.
+        ends: int32, id of the token after each piece; a single one for all.
         out: tokens, flat.
     """
     size = np.uint64(out.itemsize)
     for piece in chosen:
-        # Unsigned, as no index counts from the end: what makes vector instructions of the loop.
-        here, number = np.uint64(target[piece] - before), np.uint64(text[piece])
+        # Unsigned indices cannot be negative, which lets the compiler vectorise the loop.
+        position, number = np.uint64(target[piece] - before), np.uint64(text[piece])
         if number:
             passed = np.uint64(origin[piece] - begins[part[piece]])
             source = carray(pointer(addresses[part[piece]] + passed * size), (number,), out.dtype)
             for step in range(number):
-                out[here + step] = source[step]
+                out[position + step] = source[step]
         if number < np.uint64(length[piece]):
-            out[here + number] = ends[piece if len(ends) > 1 else 0]
+            out[position + number] = ends[piece if len(ends) > 1 else 0]
 
 
 @kernel
 def pad_rows(tokens: np.ndarray, filled: np.ndarray, pad: int) -> None:
-    """Set the tokens (n, L) of each row behind its first `filled` (int64, shape (n,)) to the padding."""
+    """Fill each row of tokens (n, L) with padding after its first `filled` (int64, shape (n,)) tokens."""
     for row in range(len(tokens)):
         tokens[row, filled[row] :] = pad
