@@ -33,32 +33,33 @@ from gristmill.tokenize.order_kernels import reorder, rows_of_span, unrank_all
 
 MAX_ROWS = 2**40
 FEISTEL_ROUNDS = 6
-"""Luby & Rackoff 1988 prove 4 enough for ideal round functions; two more because ours is only a good mixer."""
+"""Luby & Rackoff 1988 prove 4 sufficient for ideal round functions; two more because ours is only a good mixer."""
 MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
 CHUNK_CELLS = 1 << 20
 FIRST_SPANS, FEW_ROWS = 2, 4096
-"""As long as the kernels are not loaded, so many spans of at most so many rows are computed by numpy: loading takes
-half a second, which a command that looks at one step need not wait for."""
+"""Until the kernels are loaded, this many spans of at most this many rows are computed by numpy: loading takes half a
+second, which a command that needs a single step avoids.
+"""
 
 ROWS_AHEAD = 4096
-"""As many rows of a span take a tenth of a millisecond, and 32 KB."""
+"""Rows computed per span: a tenth of a millisecond and 32 KB."""
 
 
 class ReadOnceError(ValueError):
-    """More rows would be read than a set with phases has, which is read once."""
+    """A read beyond the end of a set with phases, which is read once."""
 
 
 class Order:
-    """The rows that are read at each position, epoch after epoch.
+    """Row at each reading position, epoch after epoch.
 
     Args:
         rows_per_source: rows of each source; the mixture's proportions.
-        seed: another seed gives another order.
+        seed: of the shuffle.
 
     Attributes:
         total: rows of an epoch.
-        has_phases: whether there are several phases, and so one epoch only.
+        has_phases: more than one phase, and thus a single epoch.
 
     Raises:
         ValueError: a negative count, no rows at all, or more than 2**40.
@@ -77,12 +78,12 @@ class Order:
 
     @classmethod
     def of_phases(cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0) -> Order:
-        """The order of a set with phases, whose phases lie one after another: the rows of each source, for each phase.
+        """Order of a set with phases: rows of each source, by phase. Phases are stored one after another.
 
-        One phase is the same as none. The first `as_stored` phases are read in the order in which they lie.
+        A single phase is an order without phases. The first `as_stored` phases are read in stored order.
 
         Raises:
-            ValueError: no phase, a phase without rows, other numbers of sources, or more than 2**40 rows.
+            ValueError: no phase, a phase without rows, unequal numbers of sources, or more than 2**40 rows.
         """
         order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
         order._phases = [checked_counts(counts) for counts in phases]
@@ -92,7 +93,7 @@ class Order:
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The physical rows at global positions (position p is place p % R of epoch p // R).
+        """Physical rows at global positions (position p is place p % R of epoch p // R).
 
         Args:
             positions: int64, any shape, not negative.
@@ -102,13 +103,13 @@ class Order:
 
         Raises:
             ValueError: a negative position.
-            ReadOnceError: one beyond the end of a set with phases.
+            ReadOnceError: a position beyond the end of a set with phases.
         """
         positions = np.asarray(positions, dtype=np.int64)
         return self._shuffle(*self._places(positions), inverse=False).reshape(positions.shape)
 
     def check_reads(self, positions: int) -> None:
-        """See that so many positions can be read: a set with phases has one epoch only.
+        """Check that `positions` positions can be read: a set with phases has a single epoch.
 
         Raises:
             ReadOnceError: it has fewer.
@@ -128,10 +129,10 @@ class Order:
         return np.divmod(positions.ravel(), self.total)
 
     def span(self, first: int, count: int) -> np.ndarray:
-        """`rows` of `count` positions from `first` on, as a batch reads them; costs a fraction of what they do.
+        """Rows of `count` consecutive positions, as a batch reads them; much cheaper than `rows`.
 
         Returns:
-            int64 of shape (count,), which may be part of what a later span returns: not to be written to.
+            int64 of shape (count,), read-only: it may share memory with later spans.
         """
         self.check_reads(first + count)
         begin, ahead = self._ahead
@@ -147,7 +148,7 @@ class Order:
         self._spans += 1
         if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
             return before + by_definition(counts, self.seed, phase, epoch, np.arange(count) + (place - before))
-        # The spans of the next batches come with it: each call costs half as much as the rows of a batch do.
+        # Compute the next batches' spans too: the overhead of a call is half the cost of a batch.
         rows = np.empty(max(count, min(ROWS_AHEAD, int(self._ends[phase]) - place)), dtype=np.int64)
         keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
@@ -157,11 +158,11 @@ class Order:
         return rows[:count]
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
-        """The inverse of `rows`: at which global position an epoch reads each row.
+        """Global position of each row in an epoch, the inverse of `rows`.
 
         Args:
             rows: int64 in [0, R), any shape.
-            epoch: from 0, which is the only one of a set with phases.
+            epoch: from 0, the only one of a set with phases.
 
         Returns:
             int64 in [epoch R, (epoch + 1) R), of the same shape.
@@ -175,18 +176,17 @@ class Order:
         return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
 
     def places_before(self, position: int) -> int:
-        """How many places of the order of all rows lie before a position of the first epoch: as many, as none is left
-        out."""
+        """Number of places of the full order before a position of the first epoch: equal, as no row is left out."""
         return position
 
     def _shuffle(self, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
-        """Permute the rows of each source among themselves, phase by phase; or undo it."""
+        """Permute the rows of each source among themselves, phase by phase; or invert it."""
         phases = np.searchsorted(self._ends, places, side="right")
         shuffled = np.empty_like(places)
         for phase in _distinct(phases):
-            chosen = phases == phase
+            mask = phases == phase
             first = int(self._ends[phase - 1]) if phase else 0
-            shuffled[chosen] = first + self._shuffle_phase(phase, epochs[chosen], places[chosen] - first, inverse)
+            shuffled[mask] = first + self._shuffle_phase(phase, epochs[mask], places[mask] - first, inverse)
         return shuffled
 
     def _shuffle_phase(self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
@@ -196,31 +196,31 @@ class Order:
         half_bits = self._half_bits[phase]
         shuffled = np.empty_like(places)
         for epoch in _distinct(epochs):
-            chosen = epochs == epoch
-            found = np.empty(int(chosen.sum()), dtype=np.int64)
+            mask = epochs == epoch
+            epoch_places = np.empty(int(mask.sum()), dtype=np.int64)
             reorder(
                 counts,
                 half_bits,
                 _epoch_keys(self.seed, phase, epoch, len(counts), inverse),
-                places[chosen],
+                places[mask],
                 inverse,
-                found,
+                epoch_places,
             )
-            shuffled[chosen] = found
+            shuffled[mask] = epoch_places
         return shuffled
 
 
 def by_definition(counts: np.ndarray, seed: int, phase: int, epoch: int, places: np.ndarray) -> np.ndarray:
-    """The rows at places of a phase and epoch, as the functions below define them; the kernels give the same."""
+    """Rows at places of a phase and epoch by the numpy definition below; the kernels agree with it."""
     sources, index = unrank(counts, places)
     for source in np.unique(sources).tolist():
-        own, key = sources == source, order_key(seed, *phase_parts(phase), "epoch", epoch, source)
-        index[own] = permute(index[own], int(counts[source]), key)
+        is_source, key = sources == source, order_key(seed, *phase_parts(phase), "epoch", epoch, source)
+        index[is_source] = permute(index[is_source], int(counts[source]), key)
     return rank(counts, sources, index)
 
 
 def _distinct(values: np.ndarray) -> list[int]:
-    """Distinct values; those of a batch's epochs or phases, nearly always one, are not sorted for it."""
+    """Distinct values; skips the sort for a single value, the usual case for epochs and phases of a batch."""
     if len(values) and values.min() == values.max():
         return [int(values[0])]
     distinct: list[int] = np.unique(values).tolist()
@@ -229,18 +229,18 @@ def _distinct(values: np.ndarray) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _epoch_keys(seed: int, phase: int, epoch: int, sources: int, inverse: bool) -> np.ndarray:
-    """The round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in the order of their use."""
+    """Round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in order of use."""
     keys = [round_keys(order_key(seed, *phase_parts(phase), "epoch", epoch, source)) for source in range(sources)]
     return np.array([part[::-1] if inverse else part for part in keys])
 
 
 def phase_parts(phase: int) -> tuple[str | int, ...]:
-    """What a phase adds to the key of its permutations; the first adds nothing, so that a set of one is as before."""
+    """Key parts of a phase; empty for the first one, so a single phase equals an order without phases."""
     return ("stage", phase) if phase else ()
 
 
 def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
-    """Where each phase ends: int64 of shape (phases,); raises ValueError where one has no rows."""
+    """End of each phase: int64 of shape (phases,); raises ValueError for a phase without rows."""
     rows = [int(counts.sum()) for counts in phases]
     if not all(rows):
         raise ValueError(f"an order needs at least one row in every phase, not {rows}")
@@ -252,28 +252,28 @@ def sources_of_rows(
 ) -> np.ndarray:
     """Source numbers (int64, shape (n,)) of physical rows of a set with phases; `phases` as in `Order.of_phases`.
 
-    The first phases are beginnings of the merged orders of `begun`, rows of each source, where there are such.
+    The first phases are prefixes of the merged orders of `begun`, given as rows of each source.
     """
     counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
     ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
-    found, phase_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
+    row_sources, phase_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
     for phase in _distinct(phase_of):
-        chosen = phase_of == phase
-        places = np.asarray(rows, dtype=np.int64)[chosen] - (int(ends[phase - 1]) if phase else 0)
+        mask = phase_of == phase
+        places = np.asarray(rows, dtype=np.int64)[mask] - (int(ends[phase - 1]) if phase else 0)
         sources = np.empty_like(places)
         unrank_all(counts[phase], places, sources, np.empty_like(places))
-        found[chosen] = sources
-    return found
+        row_sources[mask] = sources
+    return row_sources
 
 
 @lru_cache(maxsize=4096)
 def order_key(seed: int, *parts: str | int) -> int:
-    """64 bits that depend on every part: the key of one permutation."""
+    """Key of a permutation: 64 bits that depend on every part."""
     return seeded_key("gristmill", seed, *parts)
 
 
 def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The counts as int64; raises ValueError where they are negative or too many for exact arithmetic."""
+    """Counts as int64; raises ValueError if they are negative or too large for exact arithmetic."""
     counts = np.asarray(rows_per_source, dtype=np.int64).reshape(-1)
     if (counts < 0).any() or sum(counts.tolist()) > MAX_ROWS:
         raise ValueError(f"rows per source must be between 0 and {MAX_ROWS} together, not {counts.tolist()}")
@@ -281,7 +281,7 @@ def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list[int]:
-    """How many rows of each source lie before a place of the merged order."""
+    """Rows of each source before a place of the merged order."""
     counts = checked_counts(rows_per_source)
     return [
         bisect_left(range(count), place, key=lambda row: int(rank(counts, np.array(source), np.array(row))))
@@ -303,18 +303,18 @@ def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index
 
 
 def _merged_before(counts: np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """How many rows of all sources come before each given row.
+    """Rows of all sources before each given row.
 
     Row i of source t comes first if (2i + 1) n_s < (2j + 1) n_t, or if they are equal and t < s. The quotient is
-    guessed in floating point, off by one at the most below 2**40 rows, and corrected by its remainder, which is
-    small, so that it is exact in 64-bit arithmetic although the products are not: they wrap alike.
+    estimated in floating point, off by at most one below 2**40 rows, and corrected by its remainder. The remainder is
+    small and thus exact in 64-bit arithmetic, although both products may wrap.
     """
-    own, times = counts[sources], 2 * index + 1
+    source_counts, times = counts[sources], 2 * index + 1
     before = index.copy()
     for source, count in enumerate(counts.tolist()):
-        numerator = times * count - own
-        divisor = 2 * own
-        guess = np.floor((times.astype(np.float64) * count - own) / divisor).astype(np.int64)
+        numerator = times * count - source_counts
+        divisor = 2 * source_counts
+        guess = np.floor((times.astype(np.float64) * count - source_counts) / divisor).astype(np.int64)
         remainder = numerator - guess * divisor
         floor = guess + (remainder >= divisor) - (remainder < 0)
         remainder -= (floor - guess) * divisor
@@ -325,7 +325,7 @@ def _merged_before(counts: np.ndarray, sources: np.ndarray, index: np.ndarray) -
 
 
 def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of `rank`: which row of which source is at each place.
+    """Source and row at each place, the inverse of `rank`.
 
     Args:
         rows_per_source: rows of each source.
@@ -342,18 +342,18 @@ def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> t
     sources = np.full(len(places), -1, dtype=np.int64)
     index = np.zeros(len(places), dtype=np.int64)
     for source, count in enumerate(counts.tolist()):
-        left = np.flatnonzero(sources < 0)
-        if not count or not len(left):
+        unresolved = np.flatnonzero(sources < 0)
+        if not count or not len(unresolved):
             continue
-        found = _search(counts, source, count, total, places[left])
-        hit = rank(counts, np.array(source), found) == places[left]
-        sources[left[hit]], index[left[hit]] = source, found[hit]
+        candidate_rows = _search(counts, source, count, total, places[unresolved])
+        matches = rank(counts, np.array(source), candidate_rows) == places[unresolved]
+        sources[unresolved[matches]], index[unresolved[matches]] = source, candidate_rows[matches]
     return sources, index
 
 
 def _search(counts: np.ndarray, source: int, count: int, total: int, places: np.ndarray) -> np.ndarray:
-    """The last row of a source at or before each place (row 0 where there is none)."""
-    # A place differs from R t by half a row per source at the most, so few candidates are left to bisect.
+    """Last row of a source at or before each place (row 0 if there is none)."""
+    # A place differs from R t by at most half a row per source, so the bisection has few candidates.
     slack = len(counts) * count / (2 * total) + 2
     centre = places.astype(np.float64) * count / total
     low = np.clip(np.floor(centre - slack).astype(np.int64), 0, count - 1)
@@ -366,17 +366,16 @@ def _search(counts: np.ndarray, source: int, count: int, total: int, places: np.
 
 
 def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
-    """A pseudo-random permutation of [0, n) that is computed, not stored.
+    """Pseudo-random permutation of [0, n), computed without a table.
 
-    A balanced Feistel network over the smallest even number of bits that holds n; results outside [0, n) are
-    put through again until they fall inside (cycle walking: Black & Rogaway 2002), fewer than four times on
-    average for n > 16.
+    A balanced Feistel network over the smallest even number of bits that holds n; results outside [0, n) are permuted
+    again until they fall inside (cycle walking: Black & Rogaway 2002), fewer than four times on average for n > 16.
 
     Args:
         index: int64 in [0, n), any shape.
         n: size of the domain.
         key: 64 bits, see `order_key`.
-        inverse: undo it.
+        inverse: apply the inverse permutation.
     """
     half_bits = half_bits_of(n)
     values = np.asarray(index, dtype=np.int64).ravel().astype(np.uint64)
@@ -388,7 +387,7 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
 
 
 def half_bits_of(n: int) -> int:
-    """Half the width of the Feistel network that permutes [0, n)."""
+    """Half the width of the Feistel network over [0, n)."""
     return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
 
 
@@ -397,7 +396,7 @@ def _half_bits_of_phases(phases: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def round_keys(key: int) -> np.ndarray:
-    """The keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds."""
+    """Keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds."""
     return np.array([order_key(key, number) for number in range(FEISTEL_ROUNDS)], dtype=np.uint64)
 
 
@@ -422,17 +421,17 @@ def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 class OrderWithout(Order):
-    """An order from which rows are left out; those behind a gap move up. Memory is proportional to their number.
+    """Order without withheld rows; later rows move up. Memory is proportional to the number of withheld rows.
 
     Args:
         whole: the order of all rows.
-        withheld: int64, the rows that are never read.
+        withheld: int64, rows that are never read.
 
     Attributes:
-        total: rows of an epoch, those that are left.
+        total: remaining rows of an epoch.
 
     Raises:
-        ValueError: no row is left.
+        ValueError: no row remains.
     """
 
     def __init__(self, whole: Order, withheld: np.ndarray) -> None:
@@ -445,15 +444,15 @@ class OrderWithout(Order):
         self._gaps: dict[int, np.ndarray] = {}
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """See Order.rows; no row is a withheld one."""
+        """See Order.rows; withheld rows never occur."""
         positions = np.asarray(positions, dtype=np.int64)
         epochs, places = self._places(positions)
         for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
+            mask = epochs == epoch
             gaps = self._gaps_of(epoch)
-            # Gap g moves every place from g - (number of gaps before it) on up by one.
-            moved = np.searchsorted(gaps - self._numbers, places[chosen], side="right")
-            places[chosen] += moved + epoch * self._whole.total
+            # Gap g shifts every place from g - (number of gaps before it) on by one.
+            gaps_before = np.searchsorted(gaps - self._numbers, places[mask], side="right")
+            places[mask] += gaps_before + epoch * self._whole.total
         return self._whole.rows(places).reshape(positions.shape)
 
     def span(self, first: int, count: int) -> np.ndarray:
@@ -461,13 +460,15 @@ class OrderWithout(Order):
         self.check_reads(first + count)
         epoch, place = divmod(first, self.total)
         if first >= 0 and 0 < count <= self.total - place:
-            moved = np.searchsorted(self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right")
-            if moved[0] == moved[1]:  # no gap lies within
-                return self._whole.span(epoch * self._whole.total + place + int(moved[0]), count)
+            gaps_before = np.searchsorted(
+                self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right"
+            )
+            if gaps_before[0] == gaps_before[1]:  # no gap lies within
+                return self._whole.span(epoch * self._whole.total + place + int(gaps_before[0]), count)
         return self.rows(np.arange(first, first + count, dtype=np.int64))
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
-        """See Order.positions; raises ValueError for a withheld row, which has none."""
+        """See Order.positions; raises ValueError for a withheld row."""
         rows = np.asarray(rows, dtype=np.int64)
         never = rows[np.isin(rows, self._withheld)]
         if never.size:
@@ -476,7 +477,7 @@ class OrderWithout(Order):
         return places - np.searchsorted(self._gaps_of(epoch), places) + epoch * self.total
 
     def places_before(self, position: int) -> int:
-        """See Order.places_before: those of withheld rows between them count."""
+        """See Order.places_before; the places of withheld rows count."""
         last = position - 1
         gaps = np.searchsorted(self._gaps_of(0) - self._numbers, last, side="right") if position else 0
         return position + int(gaps)
@@ -486,7 +487,7 @@ class OrderWithout(Order):
         return np.arange(len(self._withheld))
 
     def _gaps_of(self, epoch: int) -> np.ndarray:
-        """The places within an epoch of the whole order that are left out, ascending."""
+        """Places of the withheld rows within an epoch of the full order, ascending."""
         if epoch not in self._gaps:
             places = self._whole.positions(self._withheld, epoch) - epoch * self._whole.total
             self._gaps = {epoch: np.sort(places)}

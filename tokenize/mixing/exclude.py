@@ -1,7 +1,7 @@
-"""Documents that must not be trained on: the rows that hold any of them are emptied, and every other row stays.
+"""Documents excluded from training: every row that holds any of them is emptied, and every other row stays.
 
-The mixture is laid out as if nothing were excluded, so that each row keeps its number and its tokens; only then are the
-rows emptied. So a training that has read none of them resumes exactly where it was (see `order.OrderWithout`).
+The mixture is laid out as if nothing were excluded, so each row keeps its number and its tokens; the rows are emptied
+afterwards. A training that has read none of them resumes exactly where it was (see `order.OrderWithout`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gristmill.tokenize.mixing.quotas import MixError
 
 
 def read_excluded(path: str) -> tuple[bytes, ...]:
-    """The ids in a list: 32 hexadecimal digits a line, sorted and each once; blank lines and `#` lines are passed over.
+    """Read a list of ids: 32 hexadecimal digits per line, sorted and unique; blank lines and `#` lines are skipped.
 
     Raises:
         MixError: a line that is not an id.
     """
-    found = set()
+    documents = set()
     for number, line in enumerate(as_path(path).read_text(encoding="utf-8").splitlines(), start=1):
         text = line.strip()
         if not text or text.startswith("#"):
@@ -39,12 +39,12 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
                 f"mix.exclude: {path}:{number}: {text!r} is not a document id ({2 * ID_BYTES} hexadecimal "
                 "digits); `gristmill takedown` makes such a list from addresses too"
             )
-        found.add(document)
-    return tuple(sorted(found))
+        documents.add(document)
+    return tuple(sorted(documents))
 
 
 class EmptiedRows:
-    """A shard of which the rows that hold an excluded document are emptied.
+    """Shard whose rows with an excluded document are emptied.
 
     Args:
         pieces: PIECES_SCHEMA, of the whole shard.
@@ -54,7 +54,7 @@ class EmptiedRows:
         excluded_later: document ids whose rows are emptied from some row on, and that row.
 
     Attributes:
-        pieces: those that are left.
+        pieces: the remaining ones.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EmptiedRows:
         self._first, self._pad, self._whole = first, pad, hashlib.sha256()
 
     def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """The blocks of the shard's tokens, each a number of rows (n, L), with these rows filled with padding."""
+        """Blocks of the shard's tokens, (n, L) each, with the emptied rows filled with padding."""
         first = self._first
         for block in blocks:
             if len(self._rows):
@@ -86,10 +86,10 @@ class EmptiedRows:
             yield block
 
     def entry(self) -> dict[str, Any]:
-        """What packed.json must know, when all blocks are written; nothing where the shard is as it was.
+        """Keys of packed.json, once all blocks are written; empty if no row was emptied.
 
         Returns:
-            `withheld` (rows), `whole_sha256` (of the tokens before), `touched` (ids of all documents in these rows).
+            `withheld` (rows), `whole_sha256` (of the original tokens), `touched` (ids of all documents in these rows).
         """
         if not len(self._rows):
             return {}
@@ -97,32 +97,34 @@ class EmptiedRows:
 
 
 def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -> tuple[np.ndarray, pa.Table]:
-    """Held-out rows without those that hold an excluded document; the others are renumbered."""
-    rows, hit = rows_with(pieces, excluded)
+    """Drop the held-out rows that hold an excluded document, and renumber the others."""
+    rows, is_dropped = rows_with(pieces, excluded)
     if not len(rows):
         return tokens, pieces
-    left = pieces.filter(pc.invert(hit))
-    numbers = left["row"].to_numpy()
+    kept_pieces = pieces.filter(pc.invert(is_dropped))
+    numbers = kept_pieces["row"].to_numpy()
     renumbered = pa.array(numbers - np.searchsorted(rows, numbers))
-    return np.delete(tokens, rows, axis=0), left.set_column(left.schema.get_field_index("row"), "row", renumbered)
+    return np.delete(tokens, rows, axis=0), kept_pieces.set_column(
+        kept_pieces.schema.get_field_index("row"), "row", renumbered
+    )
 
 
 def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> dict[str, Any]:
-    """`touched`, as `EmptiedRows.entry` gives it; nothing where no row holds an excluded document."""
+    """`touched`, as in `EmptiedRows.entry`; empty if no row holds an excluded document."""
     rows, hit = rows_with(pieces, excluded)
     return _ids_of(pieces.filter(hit)) if len(rows) else {}
 
 
 def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:
-    """The rows (int64, ascending) that hold any of some documents, and which pieces lie in them (a boolean column)."""
+    """Rows (int64, ascending) that hold any of the documents, and the mask (boolean column) of the pieces in them."""
     rows = np.unique(pieces.filter(among(pieces["id"], documents))["row"].to_numpy())
     return rows, pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
 
 
 def among(ids: pa.Array | pa.ChunkedArray, documents: Collection[bytes]) -> Any:
-    """Which ids (a boolean column) are among some documents."""
+    """Mask (boolean column) of the ids that are in a list of documents."""
     return pc.is_in(ids, value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
 
 
 def _ids_of(pieces: pa.Table) -> dict[str, Any]:
-    return {"touched": sorted({one.hex() for one in pieces["id"].to_pylist()})}
+    return {"touched": sorted({document.hex() for document in pieces["id"].to_pylist()})}

@@ -1,8 +1,8 @@
-"""What a mixture was asked for and what came of it: shares, what limits moved, what packings cost, how even it is.
+"""Summary of a mixture: requested and realised shares, redistribution, packing costs, and drift of the order.
 
-A packing costs the rows that it makes, what it pads and drops, and the documents that it cuts. The bound is how far any
-prefix of the training order is from the mixture (`order.py` states it): which source is at which place is the same in
-every epoch and for every seed, so it is known when the rows are planned.
+The cost of a packing is its rows, its padding, its dropped tokens and its cut documents. The drift is the distance of
+any prefix of the training order from the mixture, with the bound of `order.py`: the source at each place is the same in
+every epoch and for every seed, so the drift is known when the rows are planned.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 
 @dataclass(frozen=True)
 class Mixed:
-    """What a mixture came to.
+    """Results of a mixture.
 
     Attributes:
-        counts: the ledger.
-        laid_out: how many documents of each source were put in training rows.
-        pass_tokens: of each source, tokens of one pass over its training documents, ends of text and repeats counted.
-        held_out_tokens: of each source, those of the documents that it holds out.
-        train, held_out: how the streams of each source are packed.
-        validation: what was written of the held-out rows of each source.
+        counts: the ledger's.
+        laid_out: documents of each source in training rows.
+        pass_tokens: of each source, tokens of one pass over its training documents, with ends of text and repeats.
+        held_out_tokens: of each source, tokens of its held-out documents.
+        train, held_out: packed streams of each source.
+        validation: entries of the held-out shards of each source.
     """
 
     counts: Counts
@@ -50,22 +50,21 @@ class Mixed:
 
 
 def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix) -> dict[str, Any]:
-    """The summary: the ledger, per source what was asked for and what came of it, and what packings would cost.
+    """Summary: the ledger, requested and realised shares by source, and the costs of all packings.
 
     Returns:
-        `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; per source `requested`
-        and `realised`; `stages`, the shares of each phase, requested and realised; `redistributed`, the tokens that
-        the limits gave a source or took from it, where they did; `prefixes`, how far any beginning of the training
-        order is from the mixture (`describe_prefixes`); `validation`.
+        `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; by source `requested` and
+        `realised`; `stages`, requested and realised shares by phase; `redistributed`, tokens that limits gave to or
+        took from a source; `prefixes`, the drift of the training order (`describe_prefixes`); `validation`.
     """
     check_conservation(mixed.counts, "mix")
     train, packing = mixed.train, packing_of(section)
     before = before_of(section.continues, list(sources))
-    # What was read of a set that is continued is a part of that one's order.
+    # Phases that were already read belong to the order of the continued set.
     kept = 0 if before is None else len(before.kept()[0])
     total = sum(layout.row_tokens for layout in train.values())
     realised = {name: {**layout.costs[packing.name], **_realised(name, mixed, total)} for name, layout in train.items()}
-    if before is not None:  # costs are those of the stretch of a stream, of which rows may be passed over
+    if before is not None:  # the costs include rows that are passed over
         realised = {
             name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
             for name, part in realised.items()
@@ -97,10 +96,11 @@ def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quo
 
 
 def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[str, int]:
-    """Tokens that each source has more (or less: negative) than its weight asks for; none if no limit was met."""
-    asked = quotas.asked_per_source()
+    """Tokens of each source above (below: negative) its weight's request; empty if no limit was met."""
+    requested_rows = quotas.asked_per_source()
     moved = {
-        name: (rows - share) * length for name, rows, share in zip(sources, quotas.per_source(), asked, strict=True)
+        name: (rows - share) * length
+        for name, rows, share in zip(sources, quotas.per_source(), requested_rows, strict=True)
     }
     # Rounding to whole rows moves less than a row.
     if all(abs(tokens) < length for tokens in moved.values()):
@@ -109,21 +109,21 @@ def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[s
 
 
 def describe_redistribution(moved: Mapping[str, int]) -> str:
-    """One sentence about what `redistributed` returned."""
-    taken = ", ".join(f"{-tokens:,} from {name}" for name, tokens in moved.items() if tokens < 0)
-    given = ", ".join(f"{tokens:,} to {name}" for name, tokens in moved.items() if tokens > 0)
-    return f"limits of sources are met, so tokens were redistributed (mix.on_shortfall): {taken}; {given}"
+    """Sentence that describes the result of `redistributed`."""
+    decreases = ", ".join(f"{-tokens:,} from {name}" for name, tokens in moved.items() if tokens < 0)
+    increases = ", ".join(f"{tokens:,} to {name}" for name, tokens in moved.items() if tokens > 0)
+    return f"limits of sources are met, so tokens were redistributed (mix.on_shortfall): {decreases}; {increases}"
 
 
 def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int) -> dict[str, dict[str, Any]]:
-    total, asked = sum(quotas.per_source()), quotas.asked_per_source()
+    total, requested_rows = sum(quotas.per_source()), quotas.asked_per_source()
     return {
         name: {
             "share": float(rows / total),
             "tokens": float(rows * length),
             **{key: source[key] for key in LIMITS if source[key] is not None},
         }
-        for (name, source), rows in zip(sources.items(), asked, strict=True)
+        for (name, source), rows in zip(sources.items(), requested_rows, strict=True)
     }
 
 
@@ -153,7 +153,7 @@ def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -
 
 
 def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What every packing makes of the same tokens of documents, over all sources (see `packing.Costs.accounts`)."""
+    """Cost of every packing, summed over all sources (see `packing.Costs.accounts`)."""
     total: dict[str, dict[str, Any]] = {}
     for source in costs:
         for name, account in source.items():
@@ -163,7 +163,7 @@ def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dic
 
 
 def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
-    """What a source gave, besides what its packing costs; `cut_tokens` are the rest of its last document."""
+    """Realised tokens and documents of a source; `cut_tokens` are the unused tokens of its last document."""
     layout, pass_tokens = mixed.train[name], mixed.pass_tokens[name]
     return {
         "share": layout.row_tokens / total_tokens,
@@ -176,10 +176,10 @@ def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
 
 
 def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Each source's `largest_drift_rows`, over the beginnings of all phases, and its `bound_rows`.
+    """Each source's `largest_drift_rows`, over the prefixes of all phases, and its `bound_rows`.
 
-    A drift is the difference of the rows that the first k places of a phase have of a source, and k times its share of
-    the phase's rows. Rows that were emptied count as they were laid out.
+    The drift of a source is its rows in the first k places of a phase, minus k times its share of the phase's rows.
+    Emptied rows count as laid out.
 
     Args:
         sources: names, in order.
@@ -199,9 +199,9 @@ def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -
 
 @kernel
 def largest_drifts(counts: np.ndarray) -> np.ndarray:
-    """The largest drift of each source over all beginnings of the merged order (float64 of shape (S,), rows).
+    """Largest drift of each source over all prefixes of the merged order (float64 of shape (S,), rows).
 
-    A source is ahead most just behind one of its rows, and behind most just before one, or at the end.
+    The drift of a source is largest just after one of its rows, and smallest just before one or at the end.
 
     Args:
         counts: int64 of shape (S,), rows of each source.
@@ -210,7 +210,7 @@ def largest_drifts(counts: np.ndarray) -> np.ndarray:
     for source in range(len(counts)):
         largest = np.int64(0)
         for row in range(counts[source]):
-            # Both products may wrap; their difference, which is small, is exact all the same.
+            # Both products may wrap; their small difference is exact.
             before = row * total - rank_row(counts, source, row) * counts[source]
             largest = max(largest, -before, before + total - counts[source])
         drifts[source] = largest / max(1, total)

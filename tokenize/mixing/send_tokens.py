@@ -1,11 +1,11 @@
-"""Tokens on their way to the shards of rows: on a cluster, and where the token parts lie in a store.
+"""Transfer of tokens to the shards of rows, on a cluster or with token parts in an object store.
 
-A shard of rows has pieces of nearly every token part. To open them is a request for each pair of the two, and the bytes
-of a whole part. Instead the job `place` tells each part which of its tokens go to which shard, and a job over the parts
-sends these: one row for each shard, whose tokens follow one another by where they begin in the part, and of one
-beginning by how many they are. So whoever has the pieces of a shard knows where in that the tokens of each begin.
+A shard of rows has pieces of nearly every token part. Opening the parts would cost one request per pair of shard and
+part, and the bytes of whole parts. Instead the job `place` sends each part the ranges that every shard needs, and a job
+over the parts sends the tokens: one row per shard, its ranges ordered by first token, then by length. The pieces of a
+shard thus determine the location of their tokens in it.
 
-A task holds a part, what is wanted of it, and the same tokens once more.
+A task holds one part, its requests, and the requested tokens.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.packed_files import DTYPES, read_tokens
 
 WANTED, SEND_JOB = "wanted", "tokens"
-"""What `place` sends to the parts; the job, and what it sends to the shards."""
+"""Requests from `place` to the parts; name of the job, and of its output to the shards."""
 
 
 def wanted_of(placed: pa.Table, shards: np.ndarray) -> Sent:
-    """Tell the parts which tokens the shards want.
+    """Requests of the shards for tokens of the parts.
 
     Args:
         placed: pieces (`place_pieces.PLACED_SCHEMA`).
-        shards: int64 of shape (pieces,), where each goes.
+        shards: int64 of shape (pieces,), target of each piece.
     """
     rows = pa.table({"shard": shards, "first": placed["first"], "text": placed["text"]})
     return Sent(WANTED, rows, placed["part"].to_numpy().astype(np.int64))
 
 
 def send_tokens(wanted: Shuffled, parts: Sequence[str], dtype: str, shards: int, context: Context) -> Shuffled:
-    """Send the tokens of all parts to so many shards.
+    """Send the tokens of all parts to `shards` shards.
 
     Args:
         wanted: see `wanted_of`.
@@ -86,11 +86,7 @@ def receive_tokens(sent: Shuffled, shard: int, dtype: np.dtype) -> np.ndarray:
 
 
 def received_places(part: np.ndarray, first: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """Where in that the tokens of each piece of the shard begin: int64.
-
-    Args:
-        part, first, text: of the pieces, where their tokens lie and how many they are.
-    """
+    """First token (int64) of each piece among the tokens received by its shard."""
     order = np.lexsort((text, first, part))
     places = np.empty(len(order), np.int64)
     places[order] = np.cumsum(text[order]) - text[order]

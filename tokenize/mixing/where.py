@@ -1,6 +1,6 @@
-"""The expressions of a source (`where`, `epochs`): which documents the mixture may take, and how often each.
+"""Expressions of a source: `where` selects its documents, `epochs` sets their repeats.
 
-What they may consist of says `dataprep/expressions.py`.
+`dataprep/expressions.py` defines the grammar.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gristmill.tokenize.mixing.quotas import MixError
 
 MET, NOT_MET, UNKNOWN = 1, 0, -1
 MAX_REPEATS = 1000
-"""Far more than is of use (Muennighoff et al. 2023, section 5: after 40 repetitions nothing is learned): a mistake."""
+"""Guard against mistakes: after 40 repetitions nothing is learned (Muennighoff et al. 2023, section 5)."""
 
 
 def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table, with_metadata: bool = False) -> pa.Table:
-    """What was measured of a shard's tokenised documents, one row for each.
+    """Measured columns of a shard's tokenised documents, one row per document.
 
     Args:
         inputs: `ingest` and the annotating stages.
@@ -39,7 +39,7 @@ def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table, wit
         with_metadata: also the JSON objects of the records' metadata, as `metadata`.
 
     Returns:
-        `tokens`, `bytes` and every column that an annotating stage measured, under the names of `names_of`.
+        `tokens`, `bytes` and every column of an annotating stage, under the names of `names_of`.
     """
     documents = read_documents(inputs, shard, ["id", METADATA] if with_metadata else ["id"])
     rows, ids = docs["row"], documents["id"]
@@ -60,58 +60,61 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
 
     Args:
         source: its name, for the error.
-        condition: SQL over the columns of `measured`, of the part that `expressions.GRAMMAR` says.
+        condition: SQL over the columns of `measured`, within `expressions.GRAMMAR`.
         measured: see `measured_columns`.
 
     Returns:
-        int8 per row: MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
+        int8 per row: MET, NOT_MET, or UNKNOWN for NULL, from values that were not measured.
 
     Raises:
-        MixError: the condition is not of the grammar, is not a condition, or names a column that there is not.
+        MixError: the condition is outside the grammar, is not boolean, or names an unknown column.
     """
-    known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
+    is_known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
     verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
-    verdicts[known] = np.where(values[known].astype(bool), MET, NOT_MET)
+    verdicts[is_known] = np.where(values[is_known].astype(bool), MET, NOT_MET)
     return verdicts
 
 
 def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, key: int) -> np.ndarray:
-    """Evaluate how often each document of a source is in one pass.
+    """Evaluate the repeats of each document of a source in one pass.
 
-    A part of one is a chance: of documents with 1.5, those whose draw is below a half are there twice.
+    A fraction is a probability: with 1.5, documents whose draw is below a half are repeated twice.
 
     Args:
         source: its name, for the error.
-        expression: SQL over the columns of `measured`, of the part that `expressions.GRAMMAR` says.
+        expression: SQL over the columns of `measured`, within `expressions.GRAMMAR`.
         measured: see `measured_columns`.
         words: (n, 2) id words of the same documents (`document_sampling.id_words`).
         key: 64 bits of the draws.
 
     Returns:
-        int64 per row: a number of times, or UNKNOWN where SQL says NULL because a value was not measured.
+        int64 per row: repeats, or UNKNOWN for NULL, from values that were not measured.
 
     Raises:
-        MixError: the expression is not of the grammar, names a column that there is not, or gives a number that is
-            negative, infinite or above MAX_REPEATS.
+        MixError: the expression is outside the grammar, names an unknown column, or gives a number that is negative,
+            infinite or above MAX_REPEATS.
     """
-    known, values = _evaluate(f"sources.{source}.epochs", expression, "DOUBLE", measured)
-    numbers = np.where(known, values, 0.0).astype(np.float64)
+    is_known, values = _evaluate(f"sources.{source}.epochs", expression, "DOUBLE", measured)
+    numbers = np.where(is_known, values, 0.0).astype(np.float64)
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers <= MAX_REPEATS)))
     if len(wrong):
         raise MixError(
             f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for document "
             f"{word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be between 0 and {MAX_REPEATS}"
         )
-    whole = np.floor(numbers)
-    chance = ((numbers - whole) * 2.0**64).astype(np.uint64)
-    repeats = whole.astype(np.int64) + (draw(words, key) < chance)
-    return np.where(known, repeats, UNKNOWN)
+    whole_repeats = np.floor(numbers)
+    chance = ((numbers - whole_repeats) * 2.0**64).astype(np.uint64)
+    repeats = whole_repeats.astype(np.int64) + (draw(words, key) < chance)
+    return np.where(is_known, repeats, UNKNOWN)
 
 
 def check_names(key: str, expression: str, names: Collection[str]) -> None:
-    """Raise MixError where an expression is not of the grammar, or names a column that is not among `names`.
+    """Check that an expression is within the grammar and names only columns of `names`.
 
-    What else may be wrong with it depends on the values and is left to `judge` and `repeat`.
+    `judge` and `repeat` report errors that depend on the values.
+
+    Raises:
+        MixError: it is not.
     """
     try:
         check(expression, names)
