@@ -258,6 +258,8 @@ class Manifest(Section):
 MODELS = ("model", "pretrain", "merge", "sft", "dpo", "rl")
 """Sections and stages that give a model which writes text, in the order in which they train it; a run begins with one
 of the first two."""
+TUNINGS = ("sft", "reward", "dpo", "rl")
+"""Sections that train a model further on examples, whose rows have a length of their own."""
 CONTINUING = ("pretrain", "merge")
 """Those of models that continue a text, and were never taught to answer."""
 
@@ -279,7 +281,7 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
         trained: the context of the model that the run begins with.
     """
     contexts, warnings = {"pretrain" if manifest.model is None else "model": trained}, {}
-    for stage in ("sft", "reward", "dpo", "rl"):
+    for stage in TUNINGS:
         section = getattr(manifest, stage)
         if section is None:
             continue

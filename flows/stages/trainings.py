@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from gristmill.dataprep.files import as_path
 from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
 from gristmill.flows.stages.stage import Configure, Location, Needs, Preflight, Recipe, Stage
 from gristmill.mixtures.engine import Trackers
-from gristmill.mixtures.manifest import MODELS, Manifest
+from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
@@ -36,7 +38,9 @@ UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "a
 """The versions of those steps that recipes of prepared examples do not name, as from before they named any."""
 
 
-def training(name: str, version: int, configure: Configure, needs: Needs, **shown: Any) -> Stage:
+def training(
+    name: str, version: int, configure: Configure, needs: Needs, preflight: Preflight | None = None, **shown: Any
+) -> Stage:
     """A stage that torchrun starts on every rank, whose function is `run` of the file called like it; see `Stage`."""
     return Stage(
         name,
@@ -47,9 +51,46 @@ def training(name: str, version: int, configure: Configure, needs: Needs, **show
         launch="torchrun",
         needs_torch=True,
         needs_libraries=_libraries_of(name),
+        preflight=_rows_within_window(name, preflight) if name in TUNINGS else preflight,
         pace=PACE,
         **shown,
     )
+
+
+def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
+    """Preflight of a tuning: its rows are no longer than the sliding window of the published model behind it."""
+
+    def preflight(
+        manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+    ) -> Iterator[tuple[Location, str]]:
+        problem = _beyond_window(manifest, stage)
+        if problem is not None:
+            yield (stage, "sequence_length"), problem
+        if further is not None:
+            yield from further(manifest, name, measured)
+
+    return preflight
+
+
+def _beyond_window(manifest: Manifest, stage: str) -> str | None:
+    started = manifest.pretrain.model.init_from if manifest.pretrain is not None else None
+    path = started if manifest.model is None else manifest.model.path
+    length = getattr(manifest, stage).sequence_length
+    if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
+        length = manifest.mix.sequence_length
+    if path is None or length is None or not as_path(path).exists():
+        return None
+    from gristmill.train.models.weights import read_shape
+
+    try:
+        shape = read_shape(as_path(path))
+    except (OSError, ValueError):
+        return None  # the stage that takes the model names the problem
+    try:
+        replace(shape, sequence_length=max(shape.sequence_length, length))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:

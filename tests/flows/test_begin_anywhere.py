@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ from gristmill.train.stages.export import write_folder
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron
 
 VOCAB = 320
+OWN_END = 7
+"""An id that ends a text of a published model, and that its tokenizer and template do not name."""
+PRETRAINED = """\
+sources: {s: {path: cleaned.jsonl}}
+tokenizer: {path: mistral/tokenizer.json}
+mix: {tokens: 999, sequence_length: 16}
+pretrain: {steps: 1, model: {init_from: mistral}}"""
 UNMARKED = """\
 {%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
@@ -326,7 +334,7 @@ def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(folder: Path
     (folder / "other" / "tokenizer.json").write_bytes((folder / "model" / "tokenizer.json").read_bytes())
     with pytest.raises(ManifestError, match=r"run.yaml:3: model.path: .*nowhere does not exist"):
         opened(folder, "name: a\n\nmodel: {path: nowhere}\nexport: {}\n")
-    with pytest.raises(ManifestError, match=r"run.yaml:2: model.path: .*model_type 'gpt2' is a model that this"):
+    with pytest.raises(ManifestError, match=r"run.yaml:2: model.path: .*model_type 'gpt2' is not computed here"):
         opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
 
 
@@ -340,3 +348,46 @@ def test_every_manifest_of_the_page_is_whole() -> None:
     found = [block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]]
     names = [parse_manifest(text, "m.yaml").name for text in found]
     assert names == ["tuned", "as-it-is", "tokens", "read", "prepared"]
+
+
+@pytest.fixture(scope="module")
+def mistral(folder: Path) -> dict[str, Any]:
+    """The config.json of a Mistral with a window of 32 tokens and an end of its own, whose folder is `mistral`."""
+    shutil.copytree(folder / "model", folder / "mistral")
+    config = json.loads((folder / "model" / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 32}
+    config |= {"max_position_embeddings": 128, "eos_token_id": OWN_END}
+    (folder / "mistral" / "config.json").write_text(json.dumps(config))
+    return config
+
+
+def test_a_mistral_is_exported_as_one_that_ends_where_it_did(folder: Path, mistral: dict[str, Any]) -> None:
+    session = opened(folder, "name: again\nmodel: {path: mistral}\nexport: {}\n")
+    made(session)
+    exported = session.folder("export").data
+    config = json.loads((exported / "config.json").read_text())
+    for key in ("architectures", "model_type", "sliding_window"):
+        assert config[key] == mistral[key]
+    assert OWN_END not in Chat(folder / "tokenizer").stops
+    assert config["eos_token_id"] == sorted({OWN_END, *Chat(folder / "tokenizer").stops})
+    assert json.loads((exported / "generation_config.json").read_text())["eos_token_id"] == config["eos_token_id"]
+
+
+@pytest.mark.parametrize("start", ["model: {path: mistral}", PRETRAINED])
+@pytest.mark.parametrize(
+    ("stage", "section"),
+    [
+        ("sft", "data: [{path: chats.jsonl}]"),
+        ("reward", "data: [{path: pairs.jsonl}]"),
+        ("dpo", "data: [{path: pairs.jsonl}]"),
+        ("rl", "data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}]"),
+    ],
+)
+def test_a_tuning_beyond_the_sliding_window_is_refused_before_any_work(
+    folder: Path, mistral: dict[str, Any], start: str, stage: str, section: str
+) -> None:
+    text = f"name: a\n{start}\n{stage}: {{{section}, steps: 1, sequence_length: {{}}}}\n"
+    opened(folder, text.replace("{}", "32"))
+    with pytest.raises(ManifestError) as refused:
+        opened(folder, text.replace("{}", "33"))
+    assert [problem.key for problem in refused.value.problems] == [f"{stage}.sequence_length"]

@@ -126,8 +126,8 @@ class Shape:
         if window is not None and self.sequence_length > window:
             raise ShapeError(
                 f"rows of {self.sequence_length:,} tokens are longer than the model's sliding window of {window:,}, and "
-                f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or the "
-                "section's max_length)"
+                f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or "
+                "sequence_length of sft, reward, dpo or rl)"
             )
         for name, most in LARGEST_SIZES.items():
             size = getattr(self, name)
