@@ -121,14 +121,24 @@ OPTIONS = {
 """Area -> what may be said of how it is measured."""
 FLOORS: tuple[tuple[str, dict[str, int]], ...] = (
     ("tokenize.streaming:floor_rows", {}),
+    ("tokenize.encoding:floor_rows", {}),
+    ("tokenize.mixing:remixing_rows", {}),
+    ("dataprep.rules:set_rows", {"documents": 400}),
+    ("dataprep.duplicates:speed_rows", {"documents": 400}),
     ("dataprep.meaning:rows", {"repeats": 2}),
     ("dataprep.searching:rows", {"repeats": 2}),
     ("dataprep.distilling:rows", {"repeats": 2}),
     ("dataprep.judges:speed_rows", {"documents": 600, "repeats": 3}),
-    ("dataprep.asking:rows", {"repeats": 2, "stage_repeats": 2}),
+    ("dataprep.asking:rows", {"requests": 400, "repeats": 2, "stage_repeats": 2}),
+    ("train.step:speed_rows", {}),
+    ("train.loop:rows", {"rounds": 1}),
+    ("train.tuning:rows", {}),
+    ("train.rollouts:rows", {}),
+    ("chain.chain:rows", {"documents": (1000,)}),
 )
-"""Measurements with floors, with fewer repeats than their areas: documents are as many as the floors were measured on,
-since what a stage does once counts for more of fewer."""
+"""Short forms of the areas, by fewer repeats, or by fewer documents where these are measured in memory alone: the fixed
+cost of a stage would count for more of fewer. Without peers of the chain they should take less than 15 minutes on two
+idle cores; no whole run has been timed."""
 MEASURES: dict[str, tuple[str, ...]] = {
     "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
     "chain": ("dataprep", "tokenize/encoding", "tokenize/mixing", "flows/running", "benchmarks/chain"),

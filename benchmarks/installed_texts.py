@@ -6,6 +6,7 @@ is installed.
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -63,14 +64,14 @@ def modules() -> Iterator[str]:
 
 def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The suffix and the text of each file."""
-    for folder in folders:
-        for path in sorted(Path(folder).rglob("*")):
-            if path.suffix not in suffixes or not path.is_file():
-                continue
-            try:
-                yield path.suffix, path.read_text(encoding="utf-8")
-            except (UnicodeDecodeError, OSError):
-                continue  # some packages ship files in other encodings to test with
+    for top in folders:
+        for folder, subfolders, names in os.walk(top):
+            subfolders.sort()
+            for path in (Path(folder, name) for name in sorted(names) if name.endswith(suffixes)):
+                try:
+                    yield path.suffix, path.read_text(encoding="utf-8")
+                except (UnicodeDecodeError, OSError):
+                    continue  # some packages ship files in other encodings to test with
 
 
 def _first(texts: Iterator[str], number: int) -> list[str]:

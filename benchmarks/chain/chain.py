@@ -7,8 +7,7 @@ pair of MinHash a duplicate), for the rows against datatrove; and gristmill's ow
 FineWeb example, MinHash in its four steps, with two workers. Peers that do less are compared with a chain of ours that
 does the same steps (`Peer.same`).
 
-Every peer has every corpus: a rate of another size stands for none. The corpora are of real, distinct text
-(`installed_texts`), of which there is no more. A corpus, and what is made of it, is removed once its rows are there.
+Every peer has every corpus. The corpora are of real, distinct text (`installed_texts.pages`). A corpus, and what is made of it, is removed once its rows are there.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from benchmarks.chain.our_chain import OWN, VERDICTS, WORKERS, Chain, Models, Ru
 from benchmarks.chain.pages import Corpus, remove_corpus, write_corpus
 from benchmarks.chain.peers import PEERS, Peer, PeerError, described, fresh
 from benchmarks.chain.verdicts import compare, datatroves, ours
-from benchmarks.installed_texts import CORPUS
+from benchmarks.installed_texts import PAGES_CORPUS
 from benchmarks.measuring import Row, row
 
-DOCUMENTS = (5_000, 20_000)
+DOCUMENTS = (5_000, 70_000)
+"""About 8 MB and 107 MB."""
 FEW, WARM = 10, 600
 """Pages of a corpus that is nearly nothing, and of one on which kernels are compiled before anything is measured."""
 MB_PER_CORE_SECOND, FIXED_SECONDS, SECOND_RUN_SECONDS, PEAK_GIBIBYTES, EXPONENT = 10.0, 8.0, 3.0, 2.0, 1.05
@@ -116,7 +116,7 @@ def peer_rows(folder: Path, peer: Peer, corpora: Sequence[Corpus], models: Model
     for corpus in corpora:
         chain, run = run_afresh(folder / f"like-{peer.name}", corpus, models, peer.same, peer.packed)
         size, name = corpus.text_bytes / MEGA, f"{row_name}, {corpus.documents:,} documents"
-        said = f"{size:.0f} MB of {CORPUS} in {run.seconds:.1f} s, {chain.kept():,} kept"
+        said = f"{size:.0f} MB of {PAGES_CORPUS} in {run.seconds:.1f} s, {chain.kept():,} kept"
         try:
             done = peer.work(python, corpus, models, fresh(folder / peer.name))
         except PeerError as error:

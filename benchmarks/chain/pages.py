@@ -1,6 +1,6 @@
 """Pages of JSONL for whole chains: real text, each piece once, with the rejects of a crawl besides.
 
-Page k is a function of k, and of the packages that are installed: most are documentation of theirs; a tenth are near
+Page k is a function of k, and of the packages that are installed: most are documentation and sources of theirs; a tenth are near
 copies of an earlier page, some are equal to one, and of every rule and language there are some that it drops.
 """
 
@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.installed_texts import documentation
+from benchmarks.installed_texts import pages
 
 FILE_DOCUMENTS = 5000
 """Pages of a file: 15 MB."""
@@ -60,11 +60,11 @@ def write_corpus(folder: Path, documents: int) -> Corpus:
     done = folder.with_suffix(".json")
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        pages, text_bytes = Pages(documents), 0
+        made, text_bytes = Pages(documents), 0
         for first in range(0, documents, FILE_DOCUMENTS):
             with open(folder / f"{first // FILE_DOCUMENTS:05d}.jsonl", "w", encoding="utf-8") as sink:
                 for number in range(first, min(first + FILE_DOCUMENTS, documents)):
-                    text = pages.text(number)
+                    text = made.text(number)
                     text_bytes += len(text.encode())
                     sink.write(json.dumps({"id": str(number), "text": text}, ensure_ascii=False) + "\n")
         done.write_text(json.dumps({"documents": documents, "text_bytes": text_bytes}))
@@ -81,7 +81,7 @@ class Pages:
     """Makes pages 0 to documents - 1."""
 
     def __init__(self, documents: int) -> None:
-        self._pieces = documentation(documents)
+        self._pieces = pages(documents)
 
     def text(self, number: int) -> str:
         """The text of a page."""

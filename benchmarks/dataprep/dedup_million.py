@@ -50,7 +50,7 @@ MOST_EDITS = 4
 NGRAM, THRESHOLD = MinHash().ngram, MinHash().threshold
 RESOLVED = 0.99
 """The bound: MinHash of 14 bands of 8 rows misses some of the pairs that are hardly alike enough."""
-ENGLISH_DOCUMENTS, ENGLISH_PIECES = 150_000, 5000
+ENGLISH_DOCUMENTS, ENGLISH_PIECES, WORD_PIECES = 150_000, 5000, 500
 MB_PER_CORE_SECOND = 30
 SENTENCE_BYTES, MEDIAN_BYTES, SPREAD = 80, 2000, 0.94
 """Sentences shorter than the first are not used. Lengths are log-normal with a mean of 3.1 kB, that of FineWeb's
@@ -201,7 +201,7 @@ def generate(ingest: Path, documents: int, corpus: Corpus | None = None) -> tupl
 
 def words_of_documentation() -> tuple[pa.Array, np.ndarray]:
     """The distinct words of ASCII letters in documentation, and all of its words as int32 numbers of these."""
-    text = " ".join(documentation(ENGLISH_PIECES)).split()
+    text = " ".join(documentation(WORD_PIECES)).split()
     coded = pa.array([word for word in text if word.isascii() and word.isalpha()]).dictionary_encode()
     return coded.dictionary, coded.indices.to_numpy()
 

@@ -314,9 +314,10 @@ def remixing_rows() -> Iterator[Row]:
         )
         names = ("remix_mb_per_s_per_core", "remix_mb_per_s")
         for name, own, other, note in zip(names, ours, peer, notes, strict=True):
-            yield row(
-                name, size / own / 1e6, size / other / 1e6, "MB/s", f"{note}; peer: a copy with SHA-256 and fsync"
-            )
+            # By processor time 0.44, 2026-11-24 04:24, 2 cores, load 1.
+            floor = 0.38 if name.endswith("core") else None
+            peer_note = f"{note}; peer: a copy with SHA-256 and fsync"
+            yield row(name, size / own / 1e6, size / other / 1e6, "MB/s", peer_note, floor)
 
 
 def least(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -36,13 +36,13 @@ Taken = dict[str, list[Seconds]]
 """By side, of each counted step."""
 
 
-def rows() -> Iterator[Row]:
+def rows(rounds: int = ROUNDS) -> Iterator[Row]:
     """Measure; `ratio` is ours over the peer's tokens per second.
 
     Raises:
         RuntimeError: a side failed; what it printed is in the message.
     """
-    yield from measured_rows(Setting(), ROUNDS)
+    yield from measured_rows(Setting(), rounds)
 
 
 def measured_rows(setting: Setting, rounds: int) -> list[Row]:

@@ -37,7 +37,7 @@ def bench(
         typer.Option(
             metavar="N",
             help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
-            "corpus, may be repeated; 5000 and 20000 if absent.",
+            "corpus, may be repeated; 5000 and 70000 if absent.",
             min=10,
         ),
     ] = None,
