@@ -1,6 +1,6 @@
-"""Scaled dot-product attention: which kernel computes it, and which tokens may see each other.
+"""Scaled dot-product attention: choice of kernel, and masks.
 
-Legend: n rows, t tokens, s of them that are seen, h heads, k key/value heads, c channels per head.
+Legend: n rows, t tokens, s attended tokens, h heads, k key/value heads, c channels per head.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEAST_MEAN_LENGTH = 128
-"""Documents at least so long on average are attended to one by one on a CPU; one masked product is cheaper for shorter
-ones, whose separate products would mostly be overhead."""
+"""Mean document length from which documents are attended to one by one on a CPU.
+
+For shorter documents one masked product is cheaper, as separate products are mostly overhead.
+"""
 HOPPER = 9
 
 
@@ -26,9 +28,8 @@ class Segments:
     """Rows cut into documents, for attention one document at a time.
 
     Attributes:
-        spans: of each row the pieces of documents that its queries are, in order: (queries, first key, key behind the
-            last). The queries of a piece are the last ones of its keys: all of a whole document, fewer where only its
-            end is asked for.
+        spans: for each row the pieces of documents of its queries, in order: (queries, first key, end of keys). The
+            queries of a piece are the last of its keys: all keys of a full document, fewer if only its end is queried.
     """
 
     spans: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -36,11 +37,11 @@ class Segments:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What queries see of rows whose keys and values lie with several processes.
+    """Mask of queries over rows whose keys and values are split over processes.
 
     Attributes:
-        whole: makes keys and values (n, k, t, c) of rows, in their order, from this process's.
-        visible: what queries see of them; not None.
+        whole: gathers keys and values (n, k, t, c) of rows, in order, from the local ones.
+        visible: mask over the gathered keys; not None.
     """
 
     whole: Callable[[Tensor, Tensor], Sequence[Tensor]]
@@ -48,18 +49,18 @@ class Elsewhere:
 
 
 Visible = Any
-"""None (all that `attend` is asked for), a bool mask (n, 1, t, s), Segments, FlexAttention's BlockMask, or Elsewhere.
-"""
+"""None (no mask), a bool mask (n, 1, t, s), Segments, FlexAttention's BlockMask, or Elsewhere."""
 
 
 def document_numbers(positions: Tensor) -> Tensor:
-    """Which document of its row each token belongs to, (n, t) int64, from its position in the document (n, t).
+    """Document number of each token within its row, (n, t) int64, from its position in the document (n, t).
 
-    A document begins where positions do not increase by one. Padding, whose positions are negative, is one of its own.
+    A document begins where positions do not increase by one. Padding, with negative positions, is a document of its
+    own.
     """
-    before, here = positions[:, :-1], positions[:, 1:]
+    before, current = positions[:, :-1], positions[:, 1:]
     starts = torch.ones_like(positions)
-    starts[:, 1:] = (here != before + 1) & ~((here < 0) & (before < 0))
+    starts[:, 1:] = (current != before + 1) & ~((current < 0) & (before < 0))
     return starts.cumsum(dim=1)
 
 
@@ -70,70 +71,70 @@ def see_documents(
     prefix: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Visible:
-    """What lets every token see its own document only, up to itself: the form that is fastest on this device.
+    """Mask of attention within documents, in the fastest form for the device.
 
     Args:
-        positions: (n, t) of each token within its document, negative where there is only padding.
-        dense: give a plain mask, which compiled code takes without being compiled again for every batch.
-        causal: up to itself; else all of its document. `attend` is to be told the same.
-        prefix: (n, t) bool, tokens that those before them see too (Raffel et al. 2020, figure 4); none if absent.
-        places: (s,) which tokens of the rows ask, in some stretches that ascend; all of them if absent.
+        positions: (n, t) of each token within its document, negative for padding.
+        dense: return a plain mask, for which compiled code is not recompiled with every batch.
+        causal: up to the token itself; otherwise all of its document. Pass the same value to `attend`.
+        prefix: (n, t) bool, tokens visible to earlier tokens too (Raffel et al. 2020, figure 4); none if absent.
+        places: (s,) indices of the queries, in ascending ranges; all tokens if absent.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":
         return block_mask(numbers, causal, prefix, places)
     rows, t = numbers.shape
     if dense or prefix is not None or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum()):
-        asking = torch.arange(t, device=numbers.device) if places is None else places
-        same = numbers[:, asking, None] == numbers[:, None, :]
+        queries = torch.arange(t, device=numbers.device) if places is None else places
+        mask = numbers[:, queries, None] == numbers[:, None, :]
         if causal:
-            earlier = torch.arange(t, device=numbers.device) <= asking[:, None]
-            same &= earlier if prefix is None else earlier | prefix[:, None, :]
-        return same.unsqueeze(1)
-    stretches = [(0, t)] if places is None else _stretches(places)
+            earlier = torch.arange(t, device=numbers.device) <= queries[:, None]
+            mask &= earlier if prefix is None else earlier | prefix[:, None, :]
+        return mask.unsqueeze(1)
+    ranges = [(0, t)] if places is None else _stretches(places)
     documents = (torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in numbers)
-    return Segments(tuple(tuple(_spans(lengths, stretches, causal)) for lengths in documents))
+    return Segments(tuple(tuple(_spans(lengths, ranges, causal)) for lengths in documents))
 
 
 def _stretches(places: Tensor) -> list[tuple[int, int]]:
-    """Ascending places as (first, behind the last) of those that follow one another."""
+    """Ranges (first, end) of consecutive indices, from ascending indices."""
     breaks = (places.diff() != 1).nonzero().squeeze(1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in places.tensor_split(breaks.cpu())]
 
 
-def _spans(lengths: Sequence[int], stretches: Iterable[tuple[int, int]], causal: bool) -> list[tuple[int, int, int]]:
-    """The pieces of documents of some lengths that lie in stretches of their row (see Segments)."""
-    found = []
-    for first, behind in stretches:
+def _spans(lengths: Sequence[int], ranges: Iterable[tuple[int, int]], causal: bool) -> list[tuple[int, int, int]]:
+    """Pieces of documents of some lengths within ranges of their row (see Segments)."""
+    spans = []
+    for first, range_end in ranges:
         begin = 0
         for length in lengths:
             end = begin + length
-            asks, last = max(begin, first), min(end, behind)
-            if asks < last:
-                found.append((last - asks, begin, last if causal else end))
+            start, stop = max(begin, first), min(end, range_end)
+            if start < stop:
+                spans.append((stop - start, begin, stop if causal else end))
             begin = end
-    return found
+    return spans
 
 
 def block_mask(
     numbers: Tensor, causal: bool = True, prefix: Tensor | None = None, places: Tensor | None = None
 ) -> Visible:
-    """FlexAttention's BlockMask (Dong et al. 2024): blocks of documents that do not meet are never computed."""
+    """FlexAttention's BlockMask (Dong et al. 2024), which skips blocks without a common document."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     n, t = numbers.shape
-    asking = torch.arange(t, device=numbers.device) if places is None else places
+    query_indices = torch.arange(t, device=numbers.device) if places is None else places
 
     def same_document(row: Tensor, head: Tensor, asks: Tensor, key: Tensor) -> Tensor:
-        query = asking[asks]
+        query = query_indices[asks]
         same = numbers[row, query] == numbers[row, key]
         if not causal:
             return same
         return same & (query >= key if prefix is None else (query >= key) | prefix[row, key])
 
-    # Compiled, it never holds the whole n x t x t mask.
+    # Compiled, it does not materialise the n x t x t mask.
     create = _compiled(create_block_mask) if numbers.device.type == "cuda" else create_block_mask
-    return create(same_document, n, None, len(asking), t, device=numbers.device)
+    return create(same_document, n, None, len(query_indices), t, device=numbers.device)
 
 
 def attend(
@@ -142,10 +143,9 @@ def attend(
     """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c).
 
     Args:
-        visible: what a token may see, of its whole row or of its document; or a mask of numbers that are added to
-            scores.
-        causal: of these only what stands up to itself; a mask says so already.
-        scale: of the scores, with None or a mask; one over the root of c if absent.
+        visible: mask of rows or documents, or additive float mask of scores.
+        causal: restrict None and Segments to earlier tokens; masks define this themselves.
+        scale: of the scores, with None or a mask; 1 / sqrt(c) if absent.
     """
     if isinstance(visible, Elsewhere):
         keys, values = visible.whole(keys, values)
@@ -166,7 +166,7 @@ def attend(
             )
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Not compiled it would hold all scores; inside compiled code it is compiled along with its surroundings.
+    # Eager mode would materialise all scores; within compiled code it is compiled with its caller.
     run: Any = flex_attention
     if queries.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(flex_attention)
@@ -177,19 +177,27 @@ def attend(
 def _attend_by_document(
     queries: Tensor, keys: Tensor, values: Tensor, segments: Segments, grouped: bool, causal: bool
 ) -> Tensor:
-    """Plain attention of each document on its own; what no token may see is never computed."""
+    """Attention of each document separately; masked scores are never computed."""
     rows = []
     for row, spans in enumerate(segments.spans):
-        asking = queries[row : row + 1].split([count for count, _, _ in spans], dim=2)
-        seen = [[tensor[row : row + 1, :, begin:end] for tensor in (keys, values)] for _, begin, end in spans]
+        document_queries = queries[row : row + 1].split([count for count, _, _ in spans], dim=2)
+        document_key_values = [
+            [tensor[row : row + 1, :, begin:end] for tensor in (keys, values)] for _, begin, end in spans
+        ]
         rows.append(
-            torch.cat([_attend_to_end(q, k, v, causal, grouped) for q, (k, v) in zip(asking, seen, strict=True)], dim=2)
+            torch.cat(
+                [
+                    _attend_to_end(q, k, v, causal, grouped)
+                    for q, (k, v) in zip(document_queries, document_key_values, strict=True)
+                ],
+                dim=2,
+            )
         )
     return torch.cat(rows)
 
 
 def _attend_to_end(queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool) -> Tensor:
-    """Attention of queries that are, if causal, the last ones of the keys."""
+    """Attention of queries that, if causal, are the last tokens of the keys."""
     count, length = queries.shape[2], keys.shape[2]
     if not causal or count == length:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
@@ -198,10 +206,10 @@ def _attend_to_end(queries: Tensor, keys: Tensor, values: Tensor, causal: bool, 
 
 
 def _last_queries_first(count: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What is added to scores (count, length) of the last queries of some keys, the last one first.
+    """Additive mask (count, length) of the last queries of some keys, in reverse order.
 
-    Each line is the one before it moved by a key: so all of them are one line of count + length - 1 numbers, and no
-    square is ever held.
+    Each line is the line before it shifted by one key, so all lines are views of one vector of count + length - 1
+    numbers.
     """
     line = torch.zeros(count + length - 1, dtype=dtype, device=device)
     line[length:] = -torch.inf
@@ -209,9 +217,9 @@ def _last_queries_first(count: int, length: int, dtype: torch.dtype, device: tor
 
 
 def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """On Hopper try cuDNN first: 1.7 to 2.3 times faster than PyTorch's own choice for training (transformers #48163).
+    """Prefer cuDNN on Hopper: 1.7 to 2.3 times faster than PyTorch's default for training (transformers #48163).
 
-    Other devices keep PyTorch's order; there it measured slower.
+    Other devices keep PyTorch's order, as cuDNN measured slower there.
     """
     if not _is_hopper(device):
         return nullcontext()
@@ -222,12 +230,12 @@ def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _is_hopper(device: torch.device) -> bool:
-    """Asked while compiling, not traced: a question to the driver is not part of a graph."""
+    """Return True on Hopper; evaluated while compiling instead of traced, as driver queries are not part of a graph."""
     return device.type == "cuda" and _capability(device)[0] == HOPPER
 
 
-# All that torch.compiler.assume_constant_result does; to call it would load the compiler, whoever needs it or not: more
-# than a second of every start.
+# Same effect as torch.compiler.assume_constant_result, which would load the compiler and add more than a second to
+# every start.
 _is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

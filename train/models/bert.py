@@ -1,8 +1,9 @@
-"""BERT's encoder (Devlin et al. 2019): learned positions, norms behind residual connections, GELU, biases everywhere.
+"""BERT's encoder (Devlin et al. 2019): learned positions, post-norm residual connections, GELU, and biases in all
+layers.
 
-An export copies tensors to transformers' BertForMaskedLM (see filling_families.bert_name). Every token sees its whole
-row, or its whole document, whose positions begin at 0. All tokens are of the first type; of the second one, which who
-tunes the model may want, there are first weights. Shapes are those of llama.py.
+Exports copy tensors to transformers' BertForMaskedLM (see filling_families.bert_name). Every token attends to its whole
+row, or its whole document, whose positions start at 0. All tokens have type 0; the embedding of type 1 is initialised
+for fine-tuning. Shapes are those of llama.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gristmill.train.models.shape import TOKEN_TYPES, Shape
 
 
 class BertAttention(nn.Module):
-    """Self-attention in both directions."""
+    """Bidirectional self-attention."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class BertFeedForward(nn.Module):
 
 
 class BertBlock(Layer):
-    """One layer: attention and feed-forward, each with a residual connection and a norm behind it."""
+    """Layer of attention and feed-forward, each with a residual connection followed by a norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class BertBlock(Layer):
         return self.run(x, visible)
 
     def compute(self, x: Tensor, visible: Visible) -> Tensor:
-        """The arithmetic itself."""
+        """Forward computation."""
         x = self.attention_norm(x + self.self_attn(x, visible))
         return self.output_norm(x + self.mlp(x))
 
@@ -84,7 +85,7 @@ class BertStack(nn.Module):
         return self.run(ids, places, visible)
 
     def run(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled."""
+        """Compilable part of `forward`."""
         hidden = self.embed_tokens(ids) + self.embed_types(torch.zeros_like(places)) + self.embed_positions(places)
         hidden = self.embedding_norm(hidden)
         for layer in self.layers:
@@ -93,7 +94,7 @@ class BertStack(nn.Module):
 
 
 class BertHead(nn.Module):
-    """What hidden states go through before the output matrix (`transform` in the authors' code)."""
+    """Transform of hidden states before the output matrix (`transform` in the authors' code)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class BertHead(nn.Module):
 
 
 class Bert(ShapedModel):
-    """The whole model; a logit says which token stands at its own place. The output matrix is the embedding."""
+    """Masked language model, whose logits predict the token at their own place. The output matrix is the embedding."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, BertStack(shape))
@@ -120,10 +121,10 @@ class Bert(ShapedModel):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Run the model and compute something from its last hidden states; see encoder.Encoder.forward.
+        """Run the model and apply a head to its last hidden states; see encoder.Encoder.forward.
 
         Raises:
-            ValueError: a row, or a document, has more tokens than there are positions, or text is to be written.
+            ValueError: a row, or a document, exceeds the number of positions, or a cache is given.
         """
         if cache is not None:
             raise ValueError("an encoder fills in masked tokens and cannot write text")
@@ -136,7 +137,7 @@ class Bert(ShapedModel):
         if positions is not None:
             visible, places = see_documents(positions, dense=self.is_compiled, causal=False), positions.clamp(min=0)
         hidden = self.head(self.model(ids, places, visible))
-        # A head multiplies with a matrix alone: the biases are a column of it, and stand beside a channel of ones.
+        # Heads take no bias: biases are an extra column of the matrix, multiplied by a channel of ones.
         matrix = torch.cat((self.model.embed_tokens.weight, self.output_bias[:, None]), dim=1)
         return head(F.pad(hidden, (0, 1), value=1.0), matrix[: self.shape.vocab_size])
 

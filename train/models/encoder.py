@@ -1,8 +1,8 @@
-"""The encoder: ModernBERT's (Warner et al. 2024) with rotary positions, GeGLU and full attention in every layer.
+"""Encoder: ModernBERT's (Warner et al. 2024) with rotary positions, GeGLU and full attention in every layer.
 
-Every token sees its whole row, or its whole document. Parameters have the names and layouts of transformers'
-ModernBertForMaskedLM, so that an export copies tensors. It is called as the decoder is (see llama.Llama); shapes below
-are those of llama.py.
+Every token attends to its whole row, or its whole document. Parameters have the names and layouts of transformers'
+ModernBertForMaskedLM, so that exports copy tensors. It is called like the decoder (see llama.Llama); shapes are those
+of llama.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gristmill.train.models.shape import Shape
 
 
 class EncoderAttention(nn.Module):
-    """Self-attention in both directions; one matrix makes queries, keys and values."""
+    """Bidirectional self-attention with a joint projection of queries, keys and values."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderFeedForward(nn.Module):
-    """GeGLU (Shazeer 2020): Wo(gelu(a) * b), where a and b are the halves of Wi(x)."""
+    """GeGLU (Shazeer 2020): Wo(gelu(a) * b), with a and b the halves of Wi(x)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class EncoderFeedForward(nn.Module):
 
 
 class EncoderBlock(Layer):
-    """One layer: attention and feed-forward, each behind a norm and a residual connection.
+    """Layer of attention and feed-forward, each with a pre-norm and a residual connection.
 
-    The first layer's attention has no norm of its own, since the embeddings are normalised already.
+    The first layer's attention has no norm, as the embeddings are already normalised.
     """
 
     def __init__(self, shape: Shape, is_first: bool) -> None:
@@ -71,14 +71,14 @@ class EncoderBlock(Layer):
         return self.run(x, rotary, visible)
 
     def compute(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
-        """The arithmetic itself."""
+        """Forward computation."""
         cosines, sines = rotary
         x = x + self.attn(self.attn_norm(x), (cosines.to(x.dtype), sines.to(x.dtype)), visible)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Embeddings(nn.Module):
-    """Looked-up and normalised tokens."""
+    """Token embeddings with a norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Embeddings(nn.Module):
 
 
 class EncoderStack(nn.Module):
-    """Embeddings, layers and the final norm."""
+    """Embeddings, layers and final norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class EncoderStack(nn.Module):
         return self.run(ids, rotary, visible)
 
     def run(self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled."""
+        """Compilable part of `forward`."""
         hidden = self.embeddings(ids)
         for layer in self.layers:
             hidden = layer(hidden, rotary, visible)
@@ -112,7 +112,7 @@ class EncoderStack(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """What hidden states go through before the output matrix (Devlin et al. 2019's code: `transform`)."""
+    """Transform of hidden states before the output matrix (`transform` in the code of Devlin et al. 2019)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PredictionHead(nn.Module):
 
 
 class Encoder(ShapedModel):
-    """The whole model; a logit says which token stands at its own place."""
+    """Masked language model, whose logits predict the token at their own place."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, EncoderStack(shape))
@@ -141,14 +141,14 @@ class Encoder(ShapedModel):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Run the model and compute something from its last hidden states; see llama.Llama.forward.
+        """Run the model and apply a head to its last hidden states; see llama.Llama.forward.
 
         Args:
-            ids, head: likewise.
-            cache: always None: what is behind a token changes what it is, so nothing can be kept.
-            positions: (n, t) of each token in what it sees, negative for padding, which no other token sees. Without
-                them a token sees its whole row.
-            trained: not used: there are no experts.
+            ids, head: see llama.Llama.forward.
+            cache: must be None: later tokens change earlier hidden states, so nothing can be cached.
+            positions: (n, t) of each token in its document, negative for padding, which no other token attends to.
+                Without them a token attends to its whole row.
+            trained: ignored, as there are no experts.
         """
         if cache is not None:
             raise ValueError("an encoder fills in masked tokens and cannot write text")
@@ -168,7 +168,7 @@ def _norm(shape: Shape) -> nn.LayerNorm:
 
 
 def model_of(shape: Shape) -> Llama | Encoder | Bert | EncoderDecoder:
-    """The model that a shape describes."""
+    """Construct the model of a shape."""
     if shape.encoder:
         return Bert(shape) if shape.bert else Encoder(shape)
     if shape.encoder_decoder:

@@ -1,8 +1,8 @@
-"""The encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative positions, RMSNorm and gated GELU.
+"""Encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative positions, RMSNorm and gated GELU.
 
-Attention is not scaled by the root of a head's channels, and no matrix is shared by input and output. An export copies
-tensors to transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of llama.py; s
-tokens are encoded, t decoded.
+Scores are not scaled by the root of the head width, and input and output do not share a matrix. Exports copy tensors to
+transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of llama.py; s encoded tokens,
+t decoded tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
 
 
 class RelativeBias(nn.Module):
-    """What is added to a head's scores, by the distance of two tokens."""
+    """Bias of a head's scores by the distance of two tokens."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -29,13 +29,15 @@ class RelativeBias(nn.Module):
     def forward(self, length: int, both_ways: bool) -> Tensor:
         """(1, h, length, length)."""
         places = torch.arange(length, device=self.weight.device)
-        found = bucket_of(places - places[:, None], both_ways)
-        return F.embedding(found, self.weight).permute(2, 0, 1)[None]
+        buckets = bucket_of(places - places[:, None], both_ways)
+        return F.embedding(buckets, self.weight).permute(2, 0, 1)[None]
 
 
 def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
-    """The number of the bucket of a key's place less a query's, int64: half of the buckets are of single distances, the
-    others grow with the logarithm. Where tokens see both ways, half of all are of keys behind the query.
+    """Bucket of a key's position minus a query's position, int64.
+
+    Half of the buckets hold single distances, the others grow logarithmically. If tokens attend in both directions,
+    half of all buckets are for later keys.
 
     >>> bucket_of(torch.tensor([0, -1, -7, -20, -500, 3]), both_ways=False).tolist()
     [0, 1, 7, 17, 31, 0]
@@ -43,20 +45,20 @@ def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
     [1, 17, 23, 24, 31]
     """
     buckets = BUCKETS // 2 if both_ways else BUCKETS
-    first = (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
+    offset = (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
     distance = distance.abs() if both_ways else (-distance).clamp(min=0)
     single = buckets // 2
-    grown = (
+    logarithmic = (
         single
         + (
             torch.log(distance.clamp(min=1).float() / single) / math.log(MOST_DISTANCE / single) * (buckets - single)
         ).long()
     )
-    return first + torch.where(distance < single, distance, grown.clamp(max=buckets - 1))
+    return offset + torch.where(distance < single, distance, logarithmic.clamp(max=buckets - 1))
 
 
 class T5Attention(nn.Module):
-    """Attention of tokens over themselves, or over what was encoded."""
+    """Self-attention, or attention over encoded tokens."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -67,17 +69,17 @@ class T5Attention(nn.Module):
         self.o_proj = nn.Linear(shape.attention_width, shape.width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, visible: Visible) -> Tensor:
-        """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is added to scores, or says what may be seen."""
+        """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is a float mask added to scores or a bool mask."""
         queries, keys, values = (
-            project(of).view(*of.shape[:2], -1, self.channels).transpose(1, 2)
-            for project, of in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen))
+            project(source).view(*source.shape[:2], -1, self.channels).transpose(1, 2)
+            for project, source in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen))
         )
         mixed = attend(queries, keys, values, visible, causal=False, scale=1.0)
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 class GatedGelu(FeedForward):
-    """down(gelu(gate(x)) * up(x)), with the approximation by tanh (Shazeer 2020; T5 v1.1)."""
+    """down(gelu(gate(x)) * up(x)), with the tanh approximation (Shazeer 2020; T5 v1.1)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
@@ -85,7 +87,7 @@ class GatedGelu(FeedForward):
 
 
 class T5Block(Layer):
-    """One layer; of the decoder with attention over what was encoded."""
+    """Layer of the encoder or decoder; the decoder's also attends to encoded tokens."""
 
     def __init__(self, shape: Shape, of_decoder: bool) -> None:
         super().__init__()
@@ -104,13 +106,13 @@ class T5Block(Layer):
         Args:
             x: hidden states.
             visible: (n or 1, h, t, t), added to scores.
-            encoded: (n, s, d), of a layer of the decoder.
-            real: (n, 1, t, s) bool, which of these are no padding; all if absent.
+            encoded: (n, s, d), in the decoder.
+            real: (n, 1, t, s) bool, true for encoded tokens that are not padding; all if absent.
         """
         return self.run(x, visible, encoded, real)
 
     def compute(self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible) -> Tensor:
-        """The arithmetic itself."""
+        """Forward computation."""
         normal = self.input_layernorm(x)
         x = x + self.self_attn(normal, normal, visible)
         if self.of_decoder:
@@ -119,7 +121,7 @@ class T5Block(Layer):
 
 
 class Stacks(nn.Module):
-    """Embedding, the layers of the encoder and behind them those of the decoder, and the norm of each."""
+    """Embedding, the layers of the encoder followed by those of the decoder, and the norm of each."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -132,30 +134,30 @@ class Stacks(nn.Module):
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
-        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s) tells tokens from padding."""
+        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s) is false for padding."""
         return self.run(ids, decoder_ids, is_real)
 
     def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled."""
+        """Compilable part of `forward`."""
         encoded, hidden = self.embed_tokens(ids), self.embed_tokens(decoder_ids)
         t = decoder_ids.shape[1]
-        seen, real = self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype), None
+        encoder_bias, real = self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype), None
         if is_real is not None:
-            seen = seen.masked_fill(~is_real[:, None, None, :], -torch.inf)
+            encoder_bias = encoder_bias.masked_fill(~is_real[:, None, None, :], -torch.inf)
             real = is_real[:, None, None, :].expand(-1, -1, t, -1)
         later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
-        before = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(later, -torch.inf)
+        decoder_bias = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(later, -torch.inf)
         middle = len(self.layers) // 2
         for layer in self.layers[:middle]:
-            encoded = layer(encoded, seen)
+            encoded = layer(encoded, encoder_bias)
         encoded = self.encoder_norm(encoded)
         for layer in self.layers[middle:]:
-            hidden = layer(hidden, before, encoded, real)
+            hidden = layer(hidden, decoder_bias, encoded, real)
         return self.norm(hidden)
 
 
 class EncoderDecoder(ShapedModel):
-    """The whole model."""
+    """Encoder-decoder language model."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, Stacks(shape))
@@ -170,15 +172,15 @@ class EncoderDecoder(ShapedModel):
         trained: Tensor | None = None,
         decoder_ids: Tensor | None = None,
     ) -> Any:
-        """Run the model and compute something from the decoder's last hidden states; see llama.Llama.forward.
+        """Run the model and apply a head to the decoder's last hidden states; see llama.Llama.forward.
 
         Args:
-            ids: (n, s) int64, what is encoded.
-            head: likewise.
-            cache: always None: it is trained and measured here, not asked to write.
-            positions: (n, s), negative for padding, which no token sees; without them there is none.
-            trained: not used: there are no experts.
-            decoder_ids: (n, t) int64, what the decoder reads at each place.
+            ids: (n, s) int64, inputs of the encoder.
+            head: see llama.Llama.forward.
+            cache: must be None: generation is not supported.
+            positions: (n, s), negative for padding, which no token attends to; no padding without them.
+            trained: ignored, as there are no experts.
+            decoder_ids: (n, t) int64, inputs of the decoder.
         """
         if cache is not None or decoder_ids is None:
             raise ValueError("an encoder-decoder fills in hidden spans and cannot continue a text")

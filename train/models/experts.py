@@ -1,4 +1,4 @@
-"""A mixture of experts in place of the feed-forward layer, as Mixtral has it (Jiang et al. 2024, section 2.1).
+"""Mixture of experts in place of the feed-forward layer, as in Mixtral (Jiang et al. 2024, section 2.1).
 
 Legend: n rows, t tokens, d width, f feed-forward width, e experts, k experts per token. Parameters have the names and
 layouts of transformers' Mixtral and Qwen3-MoE: gate and up projections of all experts in one tensor.
@@ -20,7 +20,7 @@ from gristmill.train.parallel.row_split import RowSplit
 
 
 class Router(nn.Module):
-    """Probabilities of experts: a linear layer."""
+    """Linear layer with a softmax over experts."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -33,14 +33,15 @@ class Router(nn.Module):
 
 @dataclass(frozen=True)
 class Dealt:
-    """Experts that lie with several processes, equally many with each, which tokens are sent to and come back from
-    (GShard, Lepikhin et al. 2020, section 3.2).
+    """Experts distributed evenly over processes, with all-to-all exchange of tokens (GShard, Lepikhin et al. 2020,
+    section 3.2).
 
     Attributes:
         group: the processes, in the order of their experts.
-        size: how many.
-        averaged_over: processes over which gradients are to be the mean; those of these experts are sums over `group`.
-        replicas: processes that have the same experts and other tokens, if there are any.
+        size: number of processes.
+        averaged_over: number of processes over which gradients are averaged; gradients of these experts are sums over
+            `group`.
+        replicas: processes with the same experts and different tokens, if any.
     """
 
     group: dist.ProcessGroup
@@ -49,28 +50,29 @@ class Dealt:
     replicas: dist.ProcessGroup | None = None
 
     def arriving(self, counts: Tensor) -> Tensor:
-        """How many tokens each process has for each of this one's experts, (size, e / size), from those that this one
-        has for each of all (e,)."""
-        found = torch.empty_like(counts)
-        dist.all_to_all_single(found, counts, group=self.group)
-        return found.view(self.size, -1)
+        """Exchange token counts: (size, e / size) tokens per process for each local expert, from local counts of all
+        experts (e,).
+        """
+        arriving_counts = torch.empty_like(counts)
+        dist.all_to_all_single(arriving_counts, counts, group=self.group)
+        return arriving_counts.view(self.size, -1)
 
     def exchanged(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Tokens (m, d), so many of which are for each process -> those that come from each; gradients go back."""
-        found: Tensor = _Exchanged.apply(x, sent, received, self)  # type: ignore[no-untyped-call]
-        return found
+        """Send tokens (m, d), `sent` to each process, and receive `received` from each; differentiable."""
+        tokens: Tensor = _Exchanged.apply(x, sent, received, self)  # type: ignore[no-untyped-call]
+        return tokens
 
     def own(self, weight: Any, dtype: torch.dtype) -> Tensor:
-        """This process's experts' weights of all, in the dtype of products."""
-        found: Tensor = _Own.apply(weight.to_local(), dtype, self)  # type: ignore[no-untyped-call]
-        return found
+        """Weights of local experts in the dtype of products."""
+        local_weight: Tensor = _Own.apply(weight.to_local(), dtype, self)  # type: ignore[no-untyped-call]
+        return local_weight
 
 
 class Experts(nn.Module):
-    """All experts' SwiGLU layers, each applied to its own tokens by one grouped product.
+    """SwiGLU layers of all experts, each applied to its tokens in one grouped product.
 
     Attributes:
-        dealt: where they are; all of them are here if absent.
+        dealt: distribution over processes; None if all experts are local.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -84,18 +86,21 @@ class Experts(nn.Module):
 
         Args:
             x: tokens.
-            counts: (e,) int64, how many each expert has.
+            counts: (e,) int64, number of tokens of each expert.
         """
         if self.dealt is None:
             return _grouped(x, counts, self.gate_up_proj, self.down_proj)
-        here, dealt = self.dealt.arriving(counts), self.dealt
-        sent, received = counts.view(dealt.size, -1).sum(dim=1).tolist(), here.sum(dim=1).tolist()
+        local_counts, dealt = self.dealt.arriving(counts), self.dealt
+        sent, received = counts.view(dealt.size, -1).sum(dim=1).tolist(), local_counts.sum(dim=1).tolist()
         x = dealt.exchanged(x, sent, received)
-        # They come sorted by process, and by expert within each.
-        experts = torch.arange(here.shape[1], device=x.device).repeat(dealt.size)
-        by_expert = experts.repeat_interleave(here.flatten()).argsort(stable=True)
+        # Tokens arrive sorted by process, then by expert.
+        experts = torch.arange(local_counts.shape[1], device=x.device).repeat(dealt.size)
+        by_expert = experts.repeat_interleave(local_counts.flatten()).argsort(stable=True)
         out = _grouped(
-            x[by_expert], here.sum(dim=0), dealt.own(self.gate_up_proj, x.dtype), dealt.own(self.down_proj, x.dtype)
+            x[by_expert],
+            local_counts.sum(dim=0),
+            dealt.own(self.gate_up_proj, x.dtype),
+            dealt.own(self.down_proj, x.dtype),
         )
         return dealt.exchanged(out[by_expert.argsort()], received, sent)
 
@@ -103,7 +108,7 @@ class Experts(nn.Module):
 def _grouped(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Tokens sorted by expert (m, d) -> the same shape."""
     m = len(x)
-    # The grouped product has no gradient of no tokens: one that is nought adds nothing to any.
+    # The grouped product has no gradient for zero tokens; a zero token contributes nothing.
     x, ends = (x, counts.cumsum(0)) if m else (F.pad(x, (0, 0, 0, 1)), torch.ones_like(counts))
     ends = ends.int()
     gate, up = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
@@ -111,7 +116,7 @@ def _grouped(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor
 
 
 class _Exchanged(torch.autograd.Function):
-    """Sends tokens to the processes that they are for."""
+    """All-to-all of tokens; gradients are sent back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], dealt: Dealt) -> Tensor:
@@ -124,13 +129,13 @@ class _Exchanged(torch.autograd.Function):
 
 
 def _sent(x: Tensor, sent: list[int], received: list[int], dealt: Dealt) -> Tensor:
-    found = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(found, x.contiguous(), received, sent, group=dealt.group)
-    return found
+    tokens = x.new_empty(sum(received), x.shape[1])
+    dist.all_to_all_single(tokens, x.contiguous(), received, sent, group=dealt.group)
+    return tokens
 
 
 class _Own(torch.autograd.Function):
-    """Master weights in the dtype of products; their gradients as FSDP would reduce them."""
+    """Cast of local master weights to the dtype of products, with gradients reduced as FSDP would."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dtype: torch.dtype, dealt: Dealt) -> Tensor:
@@ -140,20 +145,20 @@ class _Own(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         dealt: Dealt = ctx.dealt
-        found = gradients[0].float() / dealt.averaged_over
+        gradient = gradients[0].float() / dealt.averaged_over
         if dealt.replicas is not None:
-            dist.all_reduce(found, group=dealt.replicas)
-        return found, None, None
+            dist.all_reduce(gradient, group=dealt.replicas)
+        return gradient, None, None
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token through its k likeliest experts, weighted by their probabilities, which are divided by their sum unless the
-    shape says otherwise.
+    """Route each token through its k likeliest experts, weighted by their probabilities.
+
+    The probabilities are normalised to sum 1 if `norm_topk_prob` is set.
 
     Attributes:
-        load: (e,) int64, tokens that each expert got in the last forward pass.
-        row_split: the processes that compute the same rows, if there are several: the loss and the load are of them
-            all.
+        load: (e,) int64, tokens of each expert in the last forward pass.
+        row_split: processes that compute the same rows, if several; loss and load cover all of them.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -169,7 +174,7 @@ class MixtureOfExperts(nn.Module):
 
         Args:
             x: normalised input.
-            trained: (n,) what the load-balancing loss of each row is weighted with; without it there is none.
+            trained: (n,) weight of each row's load-balancing loss; without it there is no such loss.
         """
         n, t, d = x.shape
         k = self.shape.experts_per_token
@@ -177,7 +182,7 @@ class MixtureOfExperts(nn.Module):
         weights, chosen = probabilities.topk(k, dim=-1)
         if self.shape.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        # A sum of one-hot columns, not a histogram, whose order of additions is not fixed on GPUs.
+        # A sum of one-hot columns, as histograms are not deterministic on GPUs.
         load = F.one_hot(chosen, self.shape.experts).sum(dim=(1, 2))
         counts = load.sum(dim=0)
         processes = 1 if self.row_split is None else self.row_split.size
@@ -185,7 +190,7 @@ class MixtureOfExperts(nn.Module):
             load = self.row_split.summed(load)
         self.load = load.sum(dim=0)
         if trained is not None:
-            # Of a share of each row's tokens the mean of f P over all of them is that of the share over their number.
+            # The mean of f P over a row is the mean over the processes' shares of its tokens.
             balance = balancing_loss(probabilities, load / processes) / processes
             x = _WithLoss.apply(x, (balance * trained).sum() * self.shape.load_balancing)
         by_expert = chosen.flatten().argsort(stable=True)
@@ -195,21 +200,21 @@ class MixtureOfExperts(nn.Module):
 
 
 def balancing_loss(probabilities: Tensor, load: Tensor) -> Tensor:
-    """The load-balancing loss of each row, (n,): e times the sum of f P over experts (Fedus et al. 2021, equation 4).
+    """Load-balancing loss of each row, (n,): e times the sum of f P over experts (Fedus et al. 2021, equation 4).
 
-    f is the number of tokens that chose an expert per token of the row, P the mean of its probability; k where experts
-    are equally busy. Taken row by row, it does not depend on which rows are computed together.
+    f is the number of tokens routed to an expert per token of the row, P its mean probability; the loss is k under
+    perfect balance. Computed per row, it does not depend on the batch.
 
     Args:
         probabilities: (n, t, e).
-        load: (n, e) tokens of each row that chose each expert.
+        load: (n, e) tokens of each row routed to each expert.
     """
     _, t, experts = probabilities.shape
     return experts * (load / t * probabilities.mean(dim=1)).sum(dim=1)
 
 
 class _WithLoss(torch.autograd.Function):
-    """Passes a tensor on, and adds a loss to whatever is minimised after it."""
+    """Identity that adds a loss to the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -223,16 +228,16 @@ class _WithLoss(torch.autograd.Function):
 
 
 def expert_loads(model: nn.Module) -> list[Tensor]:
-    """Tokens per expert (e,) of every layer in the last forward pass, from the first layer on; empty if dense."""
+    """Tokens per expert (e,) of every layer in the last forward pass; empty if dense."""
     layers = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
     return [layer.load for layer in layers if layer.load is not None]
 
 
 def report_loads(loads: Sequence[float], experts: int) -> dict[str, Any]:
-    """How busy experts were: their largest and smallest load of any layer, over that of equally busy ones.
+    """Largest and smallest load of an expert in any layer, relative to a balanced load.
 
     Args:
-        loads: tokens of each expert, layer by layer; none if dense.
+        loads: tokens of each expert, layer by layer; empty if dense.
         experts: per layer.
     """
     layers = [loads[start : start + experts] for start in range(0, len(loads), experts or 1)]

@@ -1,4 +1,4 @@
-"""Hugging Face's names for models that can be run here: their config.json, and their tensors."""
+"""Conversion between Hugging Face models and ours: config.json and tensor names."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ SCALINGS = {
         "attention_factor": "attention_factor",
     },
 }
-"""Kind of stretched positions -> our key -> theirs."""
+"""Kind of RoPE scaling -> our key -> Hugging Face's key."""
 NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
-"""Keys of rope_parameters that are not numbers of a kind; `partial_rotary_factor` and `truncate` are checked apart."""
+"""Other keys of rope_parameters; `partial_rotary_factor` and `truncate` are checked separately."""
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Where a family keeps its experts: the folder of a layer's feed-forward, and the three matrices of an expert."""
+    """Names of a family's experts: module of a layer's feed-forward, and the three matrices of an expert."""
 
     folder: str
     gate: str
@@ -68,11 +68,11 @@ EXPERT_NAMES = {
 }
 GLM = "glm"
 FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.)(gate|up)_proj\.weight")
-"""Two of our matrices that are one of GLM-4's, `gate_up_proj`, the gate above."""
+"""Two of our matrices that GLM-4 fuses into `gate_up_proj`, gate first."""
 TURNED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
-"""Queries and keys, of which GLM-4 turns neighbours, where we turn what is half a head apart."""
+"""Queries and keys, of which GLM-4 rotates adjacent channels, and this decoder channels half a head apart."""
 PREFIX_LM = "prefix_lm"
-"""A key of our own in config.json, which transformers keeps and does not use."""
+"""Custom key of config.json, which transformers keeps and ignores."""
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -88,10 +88,10 @@ ARCHITECTURES = {
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> Shape:
-    """Read the config.json of a model of transformers.
+    """Shape of a transformers model, from its config.json.
 
     Raises:
-        UnknownArchitectureError: it is another architecture, or has what this decoder does not; the message names it.
+        UnknownArchitectureError: the architecture is unknown, or has unsupported features; the message names them.
     """
     family = config.get("model_type")
     if family not in ARCHITECTURES:
@@ -115,8 +115,8 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     ]
     if missing:
         raise UnknownArchitectureError(f"config.json of a {family} has no {', '.join(missing)}")
-    found = encoder_differences(config) if family == ENCODER else _differences(family, config)
-    if different := [name for name, differs in found.items() if differs]:
+    differences = encoder_differences(config) if family == ENCODER else _differences(family, config)
+    if different := [name for name, differs in differences.items() if differs]:
         raise UnknownArchitectureError(
             "config.json is of a model that this decoder cannot run: it computes something "
             f"else under {', '.join(different)}"
@@ -154,28 +154,28 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
 
 
 def is_scorer(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a model that scores a text instead of writing one (see models.reward)."""
+    """Return True if a config.json describes a model that scores texts (see models.reward_model)."""
     return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ())
 
 
 def _experts_of(config: Mapping[str, Any]) -> int:
-    """Qwen3-MoE's are `num_experts` in files of transformers 4."""
+    """Number of experts; transformers 4 writes `num_experts` for Qwen3-MoE."""
     if config["model_type"] not in EXPERT_NAMES:
         return 0
     return int(config.get("num_local_experts") or config["num_experts"])
 
 
 def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
-    """What a config.json may say that would make the model compute something else than this decoder."""
+    """Settings of a config.json under which the model would compute something else than this decoder."""
     rope = _rope_parameters(config)
     kind = rope.get("rope_type", "default")
-    known = {*NOTES, *SCALINGS.get(kind, {}).values(), "original_max_position_embeddings"}
+    known_keys = {*NOTES, *SCALINGS.get(kind, {}).values(), "original_max_position_embeddings"}
     return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and family != GLM,
         "mlp_bias": bool(config.get("mlp_bias")),
         "rope_parameters.rope_type": kind not in ("default", *SCALINGS),
-        "rope_parameters": bool({name for name, value in rope.items() if value is not None} - known),
+        "rope_parameters": bool({name for name, value in rope.items() if value is not None} - known_keys),
         "partial_rotary_factor": _rotary_share(config) != 1.0 and family != GLM,
         "rope_parameters.truncate": rope.get("truncate", True) is not True,
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
@@ -185,7 +185,7 @@ def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
-    """Tokens that a token attends to at most: attention to rows of no more is whole."""
+    """Maximum number of tokens that a token attends to; rows of at most this length get full attention."""
     if not config.get("use_sliding_window", family in ("mistral", "mixtral")):
         return None
     window = config.get("sliding_window")
@@ -193,7 +193,7 @@ def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
 
 
 def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The one id, or the several, of `eos_token_id`."""
+    """Ids of `eos_token_id`, one or several."""
     ids = config.get("eos_token_id")
     if ids is None:
         return ()
@@ -201,14 +201,14 @@ def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rotary_share(config: Mapping[str, Any]) -> float:
-    """What share of a head's channels is turned; half of GLM-4's where its file does not say."""
+    """Share of a head's channels that rotary positions rotate; by default half for GLM-4."""
     default = 0.5 if config["model_type"] == GLM else 1.0
-    found = _rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    return float(default if found is None else found)
+    share = _rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return float(default if share is None else share)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes rope_parameters; earlier ones rope_theta and, for stretched contexts, rope_scaling."""
+    """RoPE parameters: `rope_parameters` of transformers 5, else `rope_theta` and `rope_scaling`."""
     older = dict(config.get("rope_scaling") or {})
     if "type" in older:
         older.setdefault("rope_type", older["type"])
@@ -229,7 +229,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def family_of(shape: Shape) -> str:
-    """The model_type under which transformers runs a shape."""
+    """model_type of a shape in transformers."""
     if shape.kind != "decoder":
         return BERT if shape.bert else ENCODER if shape.encoder else ENCODER_DECODER
     if shape.experts:
@@ -240,20 +240,20 @@ def family_of(shape: Shape) -> str:
         return "qwen2"
     if shape.qk_norm:
         return "qwen3"
-    # Computed alike; only its own config.json tells a Mistral.
+    # Mistral and Llama compute the same; only the published config distinguishes them.
     return "mistral" if shape.published is not None and shape.published.model_type == "mistral" else "llama"
 
 
 def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a model for transformers; the vocabulary has its true size, without the rows that pad it.
+    """The config.json of a model for transformers, with the vocabulary size without padding.
 
-    The rotary base stands under both names: `rope_parameters` is what transformers 5 reads, `rope_theta` and
-    `rope_scaling` what earlier ones and other engines do.
+    The rotary base is written under both names: transformers 5 reads `rope_parameters`, earlier versions and other
+    engines read `rope_theta` and `rope_scaling`.
     """
     family = family_of(shape)
-    other = {ENCODER: encoder_config, BERT: bert_config, ENCODER_DECODER: t5_config}
-    if family in other:
-        return other[family](shape, dtype, eos, pad)
+    config_functions = {ENCODER: encoder_config, BERT: bert_config, ENCODER_DECODER: t5_config}
+    if family in config_functions:
+        return config_functions[family](shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
     window = None if shape.published is None else shape.published.sliding_window
@@ -291,7 +291,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
 
 
 def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
-    own = (
+    qwen_settings = (
         {}
         if family == "mixtral"
         else {
@@ -306,7 +306,7 @@ def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
         "num_local_experts": shape.experts,
         "num_experts_per_tok": shape.experts_per_token,
         "router_aux_loss_coef": shape.load_balancing,
-        **own,
+        **qwen_settings,
     }
 
 
@@ -325,9 +325,10 @@ def _rope_to_hf(shape: Shape) -> dict[str, Any]:
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
-    """Which tensors of Hugging Face's files make up one of ours: the rows of each list joined, the results stacked.
+    """Names of Hugging Face tensors that form one of ours: each list is concatenated by rows, and the results are
+    stacked.
 
-    A single list of a single name is the tensor itself, or holds it (see `part_of_hf`).
+    A single list of a single name is the tensor itself, or contains it (see `part_of_hf`).
     """
     if family in (ENCODER_DECODER, BERT):
         return [[t5_name(name, shape) if family == ENCODER_DECODER else bert_name(name)]]
@@ -336,19 +337,19 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
     if family not in EXPERT_NAMES:
         return [[name]]
     names = EXPERT_NAMES[family]
-    if found := ROUTER.fullmatch(name):
-        return [[f"{_folder(found[1], names)}.gate.weight"]]
-    if found := EXPERTS.fullmatch(name):
-        matrices = (names.gate, names.up) if found[2] == "gate_up_proj" else (names.down,)
+    if match := ROUTER.fullmatch(name):
+        return [[f"{_folder(match[1], names)}.gate.weight"]]
+    if match := EXPERTS.fullmatch(name):
+        matrices = (names.gate, names.up) if match[2] == "gate_up_proj" else (names.down,)
         return [
-            [f"{_folder(found[1], names)}.experts.{number}.{matrix}.weight" for matrix in matrices]
+            [f"{_folder(match[1], names)}.experts.{number}.{matrix}.weight" for matrix in matrices]
             for number in range(shape.experts)
         ]
     return [[name]]
 
 
 def part_of_hf(name: str, tensor: Tensor, shape: Shape, family: str) -> Tensor:
-    """One of our tensors out of what `tensors_behind` named, in our layout."""
+    """Extract one of our tensors, in our layout, from the tensor of `tensors_behind`."""
     if family != GLM:
         return tensor
     if fused := FUSED.fullmatch(name):
@@ -364,9 +365,9 @@ def _heads_of(letter: str, shape: Shape) -> int:
 
 
 def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """One of our tensors as Hugging Face's files have it; undoes `tensors_behind` and `part_of_hf`.
+    """Convert one of our tensors to Hugging Face's; the inverse of `tensors_behind` and `part_of_hf`.
 
-    A part of a fused one has the name of the whole: those of one name are to be joined by rows, in the order of ours.
+    Parts of a fused tensor share its name: concatenate them by rows, in the order of our tensors.
     """
     family = family_of(shape)
     if family == GLM and (turned := TURNED.fullmatch(name)):

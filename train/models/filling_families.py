@@ -1,4 +1,4 @@
-"""Hugging Face's names for models that fill in: their config.json, and their tensors; families.py asks here."""
+"""Conversion between Hugging Face's encoders and encoder-decoders and ours: config.json and tensor names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BERT_NAMES = {
     "head.dense": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
 }
-"""Our modules -> BERT's, in a layer and outside."""
+"""Our modules -> BERT's, outside the layers; BERT_PARTS has those within a layer."""
 T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
 T5_NAMES = {
     "model.embed_tokens.weight": "shared.weight",
@@ -40,7 +40,7 @@ T5_NAMES = {
         for side in ("encoder", "decoder")
     },
 }
-"""Our name -> T5's, of what is outside the layers."""
+"""Our names -> T5's, outside the layers."""
 T5_MATRICES = {
     "q_proj": "q",
     "k_proj": "k",
@@ -53,7 +53,7 @@ T5_MATRICES = {
 
 
 def encoder_shape(config: Mapping[str, Any]) -> Shape:
-    """A ModernBERT's."""
+    """Shape of a ModernBERT."""
     heads, width = int(config["num_attention_heads"]), config["hidden_size"]
     theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
     if theta is None:
@@ -76,8 +76,10 @@ def encoder_shape(config: Mapping[str, Any]) -> Shape:
 
 
 def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
-    """What a ModernBERT's config.json may say that would make it compute something else than the encoder here, in which
-    all layers see their whole row. What is absent has transformers' default."""
+    """Settings of a config.json under which a ModernBERT would differ from this encoder with full attention.
+
+    Missing settings have the defaults of transformers.
+    """
     layers = config.get("layer_types")
     every = config.get("global_attn_every_n_layers", 3)
     return {
@@ -98,7 +100,7 @@ def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a ModernBERT."""
+    """Config.json of a ModernBERT."""
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
         "architectures": ["ModernBertForMaskedLM"],
@@ -136,7 +138,7 @@ def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[s
 
 
 def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a BERT."""
+    """Config.json of a BERT."""
     return {
         "architectures": ["BertForMaskedLM"],
         "model_type": BERT,
@@ -161,10 +163,10 @@ def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str,
 
 
 def bert_shape(config: Mapping[str, Any]) -> Shape:
-    """A BERT's.
+    """Shape of a BERT.
 
     Raises:
-        UnknownArchitectureError: it computes something else than the one here, or its file lacks a size.
+        UnknownArchitectureError: it differs from this encoder, or its file lacks a size.
     """
     sizes = (
         "num_hidden_layers",
@@ -176,14 +178,14 @@ def bert_shape(config: Mapping[str, Any]) -> Shape:
     )
     if missing := [name for name in sizes if config.get(name) is None]:
         raise UnknownArchitectureError(f"config.json of a {BERT} has no {', '.join(missing)}")
-    found = {
+    differences = {
         "hidden_act": config.get("hidden_act", "gelu") != "gelu",
         "position_embedding_type": config.get("position_embedding_type") not in (None, "absolute"),
         "type_vocab_size": config.get("type_vocab_size", TOKEN_TYPES) != TOKEN_TYPES,
         "tie_word_embeddings": not config.get("tie_word_embeddings", True),
         **{name: bool(config.get(name)) for name in ("is_decoder", "add_cross_attention")},
     }
-    if different := [name for name, differs in found.items() if differs]:
+    if different := [name for name, differs in differences.items() if differs]:
         raise UnknownArchitectureError(
             "config.json is of a BERT that the encoder here cannot run: it computes "
             f"something else under {', '.join(different)}"
@@ -211,14 +213,14 @@ def bert_name(name: str) -> str:
     """BERT's name of one of our tensors."""
     if name == "output_bias":
         return "cls.predictions.bias"
-    if found := BERT_LAYER.fullmatch(name):
-        return f"bert.encoder.layer.{found[1]}.{BERT_PARTS[found[2]]}.{found[3]}"
+    if match := BERT_LAYER.fullmatch(name):
+        return f"bert.encoder.layer.{match[1]}.{BERT_PARTS[match[2]]}.{match[3]}"
     module, _, last = name.rpartition(".")
     return f"{BERT_NAMES[module]}.{last}"
 
 
 def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a T5."""
+    """Config.json of a T5."""
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": ENCODER_DECODER,
@@ -246,10 +248,10 @@ def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
 
 
 def t5_shape(config: Mapping[str, Any]) -> Shape:
-    """T5 v1.1's, as the encoder-decoder here has it.
+    """Shape of a T5 v1.1.
 
     Raises:
-        UnknownArchitectureError: it computes something else.
+        UnknownArchitectureError: it differs from this encoder-decoder.
     """
     missing = [
         name
@@ -258,7 +260,7 @@ def t5_shape(config: Mapping[str, Any]) -> Shape:
     ]
     if missing:
         raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
-    found = {
+    differences = {
         "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
         "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
         "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
@@ -266,7 +268,7 @@ def t5_shape(config: Mapping[str, Any]) -> Shape:
         "relative_attention_max_distance": config.get("relative_attention_max_distance", MOST_DISTANCE)
         != MOST_DISTANCE,
     }
-    if different := [name for name, differs in found.items() if differs]:
+    if different := [name for name, differs in differences.items() if differs]:
         raise UnknownArchitectureError(
             "config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
             f"cannot run: it computes something else under {', '.join(different)}"
@@ -291,11 +293,11 @@ def t5_shape(config: Mapping[str, Any]) -> Shape:
 
 def t5_name(name: str, shape: Shape) -> str:
     """T5's name of one of our tensors."""
-    found = T5_LAYER.fullmatch(name)
-    if found is None:
+    match = T5_LAYER.fullmatch(name)
+    if match is None:
         return T5_NAMES[name]
-    of_decoder, number = divmod(int(found[1]), shape.layers)
-    part, matrix = found[2], T5_MATRICES.get(found[3] or "")
+    of_decoder, number = divmod(int(match[1]), shape.layers)
+    part, matrix = match[2], T5_MATRICES.get(match[3] or "")
     last = 2 if of_decoder else 1
     place, inner = {
         "input_layernorm": (0, "layer_norm"),

@@ -1,4 +1,4 @@
-"""Matrix products in 8-bit floating point, through torchao, where it is installed."""
+"""Matrix products in 8-bit floating point with torchao."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import nn
 from gristmill.train.models.llama import Llama
 
 MULTIPLE = 16
-"""Of both dimensions of a matrix that the kernels take (torch._scaled_mm)."""
+"""Required divisor of both dimensions of a matrix (torch._scaled_mm)."""
 LEAST_WIDTH = 128
-"""Smaller matrices lose more by scaling than they gain (nanochat, fp8.py)."""
+"""Minimum dimension: for smaller matrices scaling costs more than float8 gains (nanochat, fp8.py)."""
 
 
 class Float8Error(RuntimeError):
-    """8-bit products were asked for where they cannot be had."""
+    """8-bit products are not available."""
 
 
 def use_float8(model: Llama, recipe: Literal["tensorwise", "rowwise"], device: torch.device) -> None:
-    """Let the linear layers of all blocks multiply in float8, forward and backward; master weights stay as they are.
+    """Convert the linear layers of all blocks to float8 products, forward and backward; master weights do not change.
 
-    The output layer, the router and experts keep the compute dtype. On a CPU the products are emulated: rounded alike,
-    and slow. Before matrices are split and the model is sharded; names stay.
+    The output layer, the router and experts keep the compute dtype. On a CPU the products are emulated: same rounding,
+    but slow. Call it before matrices are split and the model is sharded; names do not change.
 
     Raises:
-        Float8Error: torchao is not installed, or the GPU has no such products.
+        Float8Error: torchao is not installed, or the GPU has no float8 products.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -46,7 +46,7 @@ def use_float8(model: Llama, recipe: Literal["tensorwise", "rowwise"], device: t
 
 
 def is_worth_it(module: nn.Module, name: str) -> bool:
-    """Whether a layer is one of a block's linear layers, and large and even enough for the kernels."""
+    """Return True for linear layers of blocks whose dimensions suit the kernels."""
     if not isinstance(module, nn.Linear) or ".layers." not in f".{name}":
         return False
     sizes = (module.in_features, module.out_features)

@@ -1,7 +1,7 @@
-"""A model as one GGUF file, which llama.cpp and what is built on it (Ollama, LM Studio) run.
+"""Export of a model as a GGUF file for llama.cpp and tools based on it (Ollama, LM Studio).
 
-Layout and quantisation are the package gguf's, names and meanings of the keys those of llama.cpp (ggml's docs/gguf.md).
-Queries and keys of its `llama` are in another order: llama.cpp turns pairs of neighbours there, transformers halves.
+Layout and quantisation are those of the package gguf, keys those of llama.cpp (ggml's docs/gguf.md). Queries and keys
+of its `llama` are reordered: llama.cpp rotates adjacent channels there, transformers halves.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
 }
-"""transformers' model_type -> llama.cpp's architecture."""
+"""model_type of transformers -> architecture of llama.cpp."""
 TURNS_NEIGHBOURS = "llama"
-"""The architecture whose rotary positions turn channels 2i and 2i + 1; all others turn i and i + width / 2."""
+"""Architecture whose rotary positions rotate channels 2i and 2i + 1; all others rotate i and i + width / 2."""
 ROPE_FACTORS = "rope_freqs.weight"
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 class GgufError(ValueError):
-    """A model that a GGUF file cannot hold."""
+    """GGUF does not support a model."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What a file says beside the weights.
+    """Metadata of a file.
 
     Attributes:
         name: of the model.
         vocabulary: its tokens.
         end_of_text, pad: ids.
-        end_of_turn: id that ends an answer; None where only the end of the text does.
-        chat_template: Jinja; None where conversations are not written by a template.
+        end_of_turn: id that ends an answer; None if only the end of the text does.
+        chat_template: Jinja; None without a template.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A tensor of the file: its name, its shape, and what makes it of one of ours."""
+    """Tensor of the file: name, shape, and the conversion from one of our tensors."""
 
     name: str
     source: str
@@ -80,7 +80,7 @@ class _Piece:
 
 
 def check_gguf(shape: Shape) -> None:
-    """Raise GgufError for a model that llama.cpp would not compute in the same way."""
+    """Raise GgufError for a model that llama.cpp would compute differently."""
     scaling, family = shape.rope_scaling, family_of(shape)
     if family not in ARCHITECTURES:
         raise GgufError(f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one is {family}; remove it")
@@ -102,23 +102,23 @@ def check_gguf(shape: Shape) -> None:
 
 
 def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: Labels, scratch: Path) -> int:
-    """Write one file, whole or not at all; memory holds one tensor at a time.
+    """Write a GGUF file atomically, with one tensor in memory at a time.
 
     Args:
-        path: where to.
-        weights: safetensors of a trained model, under our own names.
-        shape: its sizes.
-        kind: data type of the matrices; vectors are in single precision, and matrices whose rows are no whole blocks
-            of a type in half. Embedding and output of `q4_0` are `q8_0`: every token would pay for their error.
-        labels: what else the file says.
-        scratch: a folder on this machine, in which the file is made where `path` is not local.
+        path: destination.
+        weights: safetensors of a trained model, with our names.
+        shape: of the model.
+        kind: data type of the matrices; vectors are float32, and matrices whose rows are not multiples of the block
+            size float16. Embedding and output of `q4_0` are `q8_0`, as their error affects every token.
+        labels: metadata.
+        scratch: local folder for the file while it is written, if `path` is not local.
 
     Returns:
         bytes of the file.
 
     Raises:
         GgufError: see `check_gguf`.
-        IncompleteFileError: gguf did not write all of it.
+        IncompleteFileError: gguf did not write the complete file.
     """
     import gguf
 
@@ -127,8 +127,8 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
     factors = _rope_factors(shape)
     pieces = [piece for name in file.names() for piece in _pieces(name, file.shape(name), shape, architecture)]
     tensors: list[tuple[_Piece, GGMLQuantizationType]] = [(piece, _type_of(piece, kind)) for piece in pieces]
-    with foreign_file(path, partial(_check_whole, len(tensors) + (factors is not None)), scratch) as made:
-        writer = gguf.GGUFWriter(made, architecture)
+    with foreign_file(path, partial(_check_whole, len(tensors) + (factors is not None)), scratch) as local_path:
+        writer = gguf.GGUFWriter(local_path, architecture)
         _write_sizes(writer, shape)
         _write_labels(writer, labels)
         writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
@@ -142,8 +142,8 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for piece, data_type in tensors:
-            whole = piece.make(file.read(piece.source).float()).contiguous().numpy()
-            writer.write_tensor_data(gguf.quantize(whole, data_type))
+            matrix = piece.make(file.read(piece.source).float()).contiguous().numpy()
+            writer.write_tensor_data(gguf.quantize(matrix, data_type))
         if factors is not None:
             writer.write_tensor_data(factors)
         writer.close()
@@ -151,7 +151,7 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
 
 
 def _check_whole(tensors: int, file: Path) -> None:
-    """Raise ValueError where a file does not hold so many tensors to the last byte: gguf ignores a full disk."""
+    """Raise ValueError unless a file holds this number of tensors completely: gguf ignores a full disk."""
     import gguf
 
     stored = gguf.GGUFReader(file).tensors
@@ -161,7 +161,7 @@ def _check_whole(tensors: int, file: Path) -> None:
 
 
 def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -> Iterator[_Piece]:
-    """The tensors of the file that one of ours becomes: experts' matrices are stacked, gates and ups apart."""
+    """Tensors of the file for one of ours: expert matrices are stacked, gate and up projections separate."""
     if name in VOCABULARY_TENSORS:
         size = (shape.vocab_size, *size[1:])
     if GATE_UP in name:
@@ -171,14 +171,14 @@ def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -
     elif DOWN in name:
         yield _Piece(f"blk.{name.split('.')[2]}.ffn_down_exps.weight", name, size)
     else:
-        found = _names(architecture, shape.layers).get_name(name, try_suffixes=(".weight", ".bias"))
-        if found is None:
+        gguf_name = _names(architecture, shape.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
             raise GgufError(f"export.gguf: {name} has no place in a GGUF file of the architecture {architecture}")
         heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
         if heads is not None and architecture == TURNS_NEIGHBOURS:
-            yield _Piece(found, name, size, partial(_neighbours, heads=heads))
+            yield _Piece(gguf_name, name, size, partial(_neighbours, heads=heads))
         else:
-            yield _Piece(found, name, size, lambda tensor: tensor[: size[0]])
+            yield _Piece(gguf_name, name, size, lambda tensor: tensor[: size[0]])
 
 
 @cache
@@ -191,13 +191,13 @@ def _names(architecture: str, layers: int) -> TensorNameMap:
 
 
 def _neighbours(matrix: Tensor, heads: int) -> Tensor:
-    """Rows of each head reordered: those of its two halves by turns."""
+    """Interleave the rows of the two halves of each head."""
     halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
     return halves.transpose(1, 2).reshape(matrix.shape)
 
 
 def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:
-    """The data type of a tensor: that of the file where it is a large matrix whose rows are whole blocks."""
+    """Data type of a tensor: that of the file for large matrices whose rows are multiples of the block size."""
     import gguf
 
     types = gguf.GGMLQuantizationType
@@ -242,12 +242,12 @@ def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
     writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
     writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
     if scaling.attention_factor is not None:
-        # llama.cpp multiplies the factor of the paper with this one.
+        # llama.cpp multiplies this by the factor of the paper.
         writer.add_rope_scaling_attn_factors(scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0))
 
 
 def _rope_factors(shape: Shape) -> np.ndarray | None:
-    """What llama.cpp divides each frequency by, (head_width / 2,) float32, where positions are stretched as Llama 3's."""
+    """Divisors of llama.cpp for the rotary frequencies, (head_width / 2,) float32, for Llama 3's scaling; else None."""
     if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
         return None
     plain, stretched = (
@@ -266,7 +266,7 @@ def _write_labels(writer: GGUFWriter, labels: Labels) -> None:
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.kinds))
     writer.add_token_merges(list(vocabulary.merges))
-    # In a packed set every document follows an end of text; templates write their own beginning, so it is not added.
+    # Documents of a packed set follow an end of text; it is not added, as templates write their own start.
     writer.add_bos_token_id(labels.end_of_text)
     writer.add_add_bos_token(False)
     writer.add_eos_token_id(labels.end_of_text)

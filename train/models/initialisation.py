@@ -1,4 +1,4 @@
-"""First values of weights, keyed by their names, so that they depend on nothing else in the model."""
+"""Initialisation of parameters, seeded by name and thus independent of the other parameters."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ from gristmill.train.models.shape import Shape
 
 INIT_STD = 0.02
 CUT = 3.0
-"""Deviations at which `llama` and `mitchell` cut a normal distribution off."""
+"""Truncation of normal distributions by `llama` and `mitchell`, in standard deviations."""
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "Wo.weight")
 UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
 QUERIES = ".q_proj.weight"
-"""In an encoder-decoder, which does not scale scores, they begin smaller by the root of a head's channels (T5's code,
-mesh_tensorflow/transformer/attention.py)."""
+"""Scaled down by the root of the head width in an encoder-decoder, which does not scale scores.
+
+Source: T5's code, mesh_tensorflow/transformer/attention.py.
+"""
 EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
 HEADS = ("lm_head.weight", "decoder.weight")
 VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS, "output_bias")
-"""A row, or a number, per id each, the last of which may be padding."""
+"""Tensors with a row or number per id; the last ids may be padding."""
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
-"""Part of the names of what lies inside the layers."""
+"""Substring of the names of parameters in layers."""
 Deviation = tuple[float, float | None]
-"""Standard deviation, and at how many of them the distribution is cut off, if anywhere."""
+"""Standard deviation, and truncation in standard deviations or None."""
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """What a parameter's first value is drawn with: it depends on no other parameter."""
+    """Random generator of a parameter, seeded by its name."""
     return torch.Generator().manual_seed(seeded_key(seed, name) >> 1)
 
 
 def initial_tensor(
     name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int, mup_base_width: int | None = None
 ) -> Tensor:
-    """A parameter's first value: ones for norms, zeros for biases, matrices as `mixtures.model.Model.init` says.
+    """Initial value of a parameter: ones for norms, zeros for biases, matrices by the scheme
+    `mixtures.model.Model.init`.
 
-    Where there is a base width, the deviations of matrices in the layers go with 1 / sqrt(width), and the gain before
-    the output with 1 / width: the output multiplier of muP (Yang & Hu 2021, table 8), which the last norm can hold, so
-    that whoever loads the model needs to know nothing of it.
+    With a base width, standard deviations of matrices in the layers scale with 1 / sqrt(width), and the gain of the
+    final norm with 1 / width: the output multiplier of muP (Yang & Hu 2021, table 8), stored in the norm so that the
+    model loads without muP.
     """
     narrowing = 1.0 if mup_base_width is None else mup_base_width / shape.width
     if len(size) < 2:
@@ -68,11 +71,11 @@ def _gpt2(name: str, size: torch.Size, shape: Shape) -> Deviation:
 
 
 def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """torchtitan, models/llama3, whose depth scales the up projection too."""
+    """torchtitan, models/llama3, which also scales the up projection by depth."""
     if name in HEADS:
         return 1 / math.sqrt(shape.width), CUT
     if name in EMBEDDINGS:
-        # A tied embedding is the output layer too, whose logits would start with a deviation of sqrt(width).
+        # With a tied embedding, logits would start with a deviation of sqrt(width).
         return (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
     return INIT_STD / (_depth(name) if name.endswith((*RESIDUAL_OUTPUTS, *UP_PROJECTIONS)) else 1.0), None
 
@@ -85,14 +88,14 @@ def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:
 
 
 def _mitchell(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """OLMo, olmo/initialization.py; the last dimension is what a matrix sums over."""
+    """OLMo, olmo/initialization.py; the last dimension of a matrix is its fan-in."""
     return 1 / math.sqrt(size[-1]) / (_depth(name) if name.endswith(RESIDUAL_OUTPUTS) else 1.0), CUT
 
 
 def _depth(name: str) -> float:
-    """sqrt(2 (layer + 1)), layers counted from 0."""
-    found = re.search(r"layers\.(\d+)\.", name)
-    return math.sqrt(2 * (int(found[1]) + 1)) if found else 1.0
+    """sqrt(2 (layer + 1)), with layers counted from 0."""
+    match = re.search(r"layers\.(\d+)\.", name)
+    return math.sqrt(2 * (int(match[1]) + 1)) if match else 1.0
 
 
 SCHEMES: dict[Initialisation, Callable[[str, torch.Size, Shape], Deviation]] = {

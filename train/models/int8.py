@@ -1,7 +1,7 @@
-"""Matrices as integers of 8 bits with one scale per output row, in the files that transformers reads through torchao.
+"""Int8 matrices with one scale per output row, in the file format that transformers reads through torchao.
 
-Only weights are rounded (symmetric, to nearest); activations and everything that is no matrix of a layer stay as they
-are. The names and the metadata are those that transformers 5 writes for torchao's Int8WeightOnlyConfig.
+Only weights are rounded (symmetric, to nearest); activations and tensors other than layer matrices stay as they are.
+Names and metadata are those of transformers 5 for torchao's Int8WeightOnlyConfig.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gristmill.train.models.tensor_files import FRAMEWORK, Planned
 
 LARGEST = 127
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight")
-"""What is rounded: embeddings, the output matrix and experts are not."""
+"""Quantised matrices; embeddings, the output matrix and experts are not."""
 QUANTIZATION_CONFIG: dict[str, Any] = {
     "quant_method": "torchao",
     "include_input_output_embeddings": False,
@@ -37,36 +37,36 @@ QUANTIZATION_CONFIG: dict[str, Any] = {
         }
     },
 }
-"""The entry `quantization_config` of config.json."""
+"""Entry `quantization_config` of config.json."""
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (rows, columns) as int8 of the same shape, and the scales (rows, 1) float32; all zeros have scale 1."""
+    """Quantise a matrix (rows, columns) to int8, with scales (rows, 1) float32; the scale of a zero row is 1."""
     largest = weight.float().abs().amax(dim=1, keepdim=True)
     scales = torch.where(largest > 0, largest / LARGEST, 1.0)
     return (weight.float() / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8), scales
 
 
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:
-    """The matrix that integers and scales stand for, float32."""
+    """Dequantise int8 values with scales, float32."""
     return values.float() * scales.float()
 
 
 def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, Planned]], dict[str, str]]:
-    """An export's tensors with its layers' matrices rounded, and the metadata of the files that hold them.
+    """Tensors of an export with quantised layer matrices, and the metadata of their files.
 
     Args:
-        tensors: under Hugging Face's names.
-        dtype: of the export, which matrices have again when they are multiplied.
+        tensors: by Hugging Face name.
+        dtype: of the export, to which matrices are dequantised for products.
 
     Returns:
-        what each tensor is stored as, the parts of a matrix together.
+        stored tensors, with the parts of a matrix grouped.
     """
-    found: list[dict[str, Planned]] = []
+    groups: list[dict[str, Planned]] = []
     metadata = {**FRAMEWORK, "tensor_names": json.dumps(list(tensors))}
     for name, tensor in tensors.items():
         if not MATRIX.fullmatch(name):
-            found.append({name: tensor})
+            groups.append({name: tensor})
             metadata[name] = json.dumps({"_type": "Tensor"})
             continue
         column = (tensor.shape[0], 1)
@@ -75,7 +75,7 @@ def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, 
             "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
             "zero_point": Planned(torch.int8, column, partial(torch.zeros, column, dtype=torch.int8)),
         }
-        found.append({stored_name(name, part): planned for part, planned in parts.items()})
+        groups.append({stored_name(name, part): planned for part, planned in parts.items()})
         metadata[name] = json.dumps(
             {
                 "_type": "Int8Tensor",
@@ -88,7 +88,7 @@ def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, 
                 },
             }
         )
-    return found, metadata
+    return groups, metadata
 
 
 def _values(weight: Planned) -> Tensor:
@@ -100,18 +100,18 @@ def _scales(weight: Planned) -> Tensor:
 
 
 def stored_name(name: str, part: str) -> str:
-    """What a part of a rounded matrix is called in a file."""
+    """Name of a part of a quantised matrix in a file."""
     module, _, last = name.rpartition(".")
     return f"{module}._{last}_{part}"
 
 
 def read_int8(name: str, names: Mapping[str, Any] | set[str], read: Callable[[str], Tensor]) -> Tensor | None:
-    """A rounded matrix of a file in float32; None if it has none of that name.
+    """Read a quantised matrix as float32; None if the file has none of that name.
 
     Args:
         name: of the matrix.
-        names: all in the file.
-        read: gives one of them.
+        names: all names in the file.
+        read: reads a tensor by name.
     """
     values, scale = stored_name(name, "qdata"), stored_name(name, "scale")
     if values not in names or scale not in names:

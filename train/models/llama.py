@@ -1,9 +1,9 @@
-"""The decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+"""Decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-Options make it Qwen2's (biases of queries, keys and values), GLM-4's (half of the channels rotated besides), Qwen3's
-(queries and keys normalised) and Mixtral's (experts). Parameter names and the rotate-half layout of the rotary
-embedding are those of Hugging Face, so that an export copies tensors and permutes nothing, but of a GLM-4. Shapes
-below: n rows, t tokens, d width, h heads, k key/value heads, c channels per head, v ids.
+Options add features of Qwen2 (biases of queries, keys and values), GLM-4 (also rotates only half of the channels),
+Qwen3 (normalised queries and keys) and Mixtral (experts). Parameter names and the rotate-half layout of the rotary
+embedding are Hugging Face's, so that exports copy tensors without permutation, except for GLM-4. Shapes: n rows, t
+tokens, d width, h heads, k key/value heads, c channels per head, v ids.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Head = Callable[[Tensor, Tensor | None], Any]
-"""(hidden (n, t, d), output matrix (v, d)) -> anything: what the model computes at its end. Without a matrix what it is
-given are logits (n, t, v) already, of a model that is not this one."""
+"""Function of hidden states (n, t, d) and output matrix (v, d) that computes the model's result.
+
+Without a matrix its input are logits (n, t, v), from a model other than this decoder.
+"""
 Kept = Literal["nothing", "selected"]
-"""What is not forgotten: nothing, or what is dear to compute again."""
+"""Activations kept for the backward pass: none, or those that are expensive to recompute."""
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._grouped_mm.default)
 ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -39,7 +41,7 @@ ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.higher_order.flex_attention,
 )
-"""Kernels that attention may end in; what is computed from scores is quadratic in the row's length."""
+"""Attention kernels, whose recomputation is quadratic in the row length."""
 
 
 def logits_head(hidden: Tensor, weight: Tensor | None) -> Tensor:
@@ -49,7 +51,7 @@ def logits_head(hidden: Tensor, weight: Tensor | None) -> Tensor:
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer that later tokens attend to; both (n, k, capacity, c)."""
+    """Keys and values of one layer for later tokens; both (n, k, capacity, c)."""
 
     keys: Tensor
     values: Tensor
@@ -61,8 +63,8 @@ class Cache:
 
     Attributes:
         layers: one entry per layer.
-        length: positions filled so far, the same for all rows.
-        starts: (n,) int64, the first position of each row that is not left padding.
+        length: number of filled positions, equal for all rows.
+        starts: (n,) int64, first position of each row after left padding.
     """
 
     layers: list[LayerCache]
@@ -71,7 +73,7 @@ class Cache:
 
 
 def empty_cache(shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype) -> Cache:
-    """A cache for as many rows as `starts` has, with room for `capacity` positions."""
+    """Empty cache for as many rows as `starts` has, with a capacity in positions."""
     size = (len(starts), shape.kv_heads, capacity, shape.head_width)
     layers = [
         LayerCache(
@@ -118,9 +120,9 @@ class Attention(nn.Module):
         Args:
             x: normalised input.
             rotary: cosines and sines that broadcast to (n, h, t, c).
-            visible: which tokens may see each other (see attention.attend); None for plain causal attention.
-            cache: where keys and values of earlier positions are, and where the new ones go.
-            filled: positions already in the cache.
+            visible: mask (see attention.attend); None for causal attention.
+            cache: keys and values of earlier positions, to which the new ones are added.
+            filled: number of positions in the cache.
         """
         n, t, _ = x.shape
         channels = self.shape.head_width
@@ -153,17 +155,17 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer whose activations may be forgotten; its arithmetic is `compute`.
+    """Layer with optional activation checkpointing; subclasses implement `compute`.
 
     Attributes:
-        kept: what of them is not (see `configure`).
+        kept: activations kept for the backward pass (see `configure`).
     """
 
     kept: Kept | Literal["all"] = "all"
     compute: Callable[..., Tensor]
 
     def run(self, *arguments: Any) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled; what FSDP does before and after it is not in it."""
+        """Compilable part of `forward`, without the FSDP hooks around it."""
         if self.kept == "all" or not torch.is_grad_enabled():
             return self.compute(*arguments)
         out: Tensor = recomputed(self.compute, self.kept, *arguments)
@@ -171,12 +173,12 @@ class Layer(nn.Module):
 
 
 class ShapedModel(nn.Module):
-    """A whole model, called as the decoder is (see Llama.forward).
+    """Model that is called like the decoder (see Llama.forward).
 
     Attributes:
         shape: its sizes.
-        model: its layers, and what lies around them.
-        is_compiled: whether layers are compiled (see `configure`).
+        model: its layers and embeddings.
+        is_compiled: true if layers are compiled (see `configure`).
     """
 
     def __init__(self, shape: Shape, model: nn.Module) -> None:
@@ -187,7 +189,7 @@ class ShapedModel(nn.Module):
 
 
 class Block(Layer):
-    """One layer: attention and feed-forward (or experts), each behind a norm and a residual connection."""
+    """Layer of attention and feed-forward (or experts), each with a pre-norm and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ class Block(Layer):
         cache: LayerCache | None,
         filled: int,
     ) -> Tensor:
-        """The arithmetic itself."""
+        """Forward computation."""
         cosines, sines = rotary
         rotary = (cosines.to(x.dtype), sines.to(x.dtype))
         x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
@@ -226,7 +228,7 @@ class Block(Layer):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the final norm; of a pipeline's stage those that it has, numbered as in the whole."""
+    """Embedding, layers and final norm; a pipeline stage has a subset, with the numbers of the whole model."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -243,7 +245,7 @@ class Decoder(nn.Module):
     def run(
         self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """The arithmetic of `forward`, which may be compiled."""
+        """Compilable part of `forward`."""
         hidden = ids if self.embed_tokens is None else self.embed_tokens(ids)
         filled = 0 if cache is None else cache.length
         for number, layer in enumerate(self.layers.children()):
@@ -252,14 +254,13 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model. Padding rows of the vocabulary never take part: what they would predict is not computed.
+    """Decoder language model. Padding rows of the vocabulary take no part: their logits are not computed.
 
     Attributes:
         shape: its sizes.
-        tensor_mesh: the processes that split its matrices, if they are split (see parallel.tensor).
-        row_split: those that each compute a share of every row's tokens, if there are several; what is cached is not
-            split.
-        is_compiled: whether layers are compiled (see `configure`).
+        tensor_mesh: processes that split its matrices, if any (see parallel.tensor).
+        row_split: processes that each compute a share of every row's tokens, if several; cached tokens are not split.
+        is_compiled: true if layers are compiled (see `configure`).
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -281,20 +282,20 @@ class Llama(nn.Module):
         trained: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Any:
-        """Run the model and compute something from its last hidden states.
+        """Run the model and apply a head to its last hidden states.
 
-        The head runs inside the forward pass, where the output matrix is whole also under FSDP.
+        The head runs within the forward pass, where FSDP has gathered the output matrix.
 
         Args:
             ids: (n, t) int64, each below `vocab_size`.
-            head: what to compute; logits (n, t, v) in float32 by default.
-            cache: for generation: attended to, and filled with these tokens.
-            positions: (n, t) of each token in its document, which is all that it sees then; negative for padding.
-                Without them a token sees its whole row up to itself. Not together with a cache.
-            trained: (n,) each row's weight in the loss that keeps experts equally busy, which is then added to
-                whatever is minimised; nothing is without it, or in a dense model.
-            prefix: (n, t) bool, tokens that those before them in the document, or the row, see too. Not together with
-                a cache: there a model of `prefix_lm` takes all tokens that fill an empty one for the prefix.
+            head: computes the result; by default logits (n, t, v) in float32.
+            cache: for generation: attended to, and extended by these tokens.
+            positions: (n, t) of each token in its document, to which attention is restricted; negative for padding.
+                Without them tokens attend to their whole row up to themselves. Incompatible with a cache.
+            trained: (n,) weight of each row's load-balancing loss, which is added to the minimised loss; without it, or
+                in a dense model, there is none.
+            prefix: (n, t) bool, tokens visible to earlier tokens of their document or row too. Incompatible with a
+                cache, where a model with `prefix_lm` treats all tokens that fill an empty cache as the prefix.
         """
         t = ids.shape[1]
         ids, rotary, visible = self.laid_out(ids, cache, positions, prefix)
@@ -304,7 +305,7 @@ class Llama(nn.Module):
         return self.answered(head, *self.gathered(hidden), t, cache)
 
     def answered(self, head: Head, hidden: Tensor, matrix: Tensor, length: int, cache: Cache | None = None) -> Any:
-        """What a head makes of the last hidden states, as from `gathered`, of rows of so many tokens."""
+        """Apply a head to the last hidden states, from `gathered`, of rows of `length` tokens."""
         if self.row_split is not None and cache is None:
             return self.row_split.answered(head, hidden, matrix, length)
         return head(hidden[:, :length], matrix)
@@ -312,8 +313,7 @@ class Llama(nn.Module):
     def laid_out(
         self, ids: Tensor, cache: Cache | None, positions: Tensor | None, prefix: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
-        """Ids (perhaps lengthened to divide among processes, of which each has its own), their rotary table, and what
-        they may see."""
+        """Local ids (padded to be divisible among processes), their rotary table, and their mask."""
         split = self.row_split if cache is None else None
         if (multiple := self.length_multiple(cache)) > 1:
             missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
@@ -342,31 +342,34 @@ class Llama(nn.Module):
         return ids, rotary, visible
 
     def length_multiple(self, cache: Cache | None = None) -> int:
-        """What the length of rows must divide by where processes share it."""
+        """Required divisor of the row length if processes split rows."""
         split = 1 if self.row_split is None or cache is not None else self.row_split.multiple
         return split * (1 if self.tensor_mesh is None else self.tensor_mesh.size())
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and the output matrix (v, d) for a head, whole where they are split."""
+        """Hidden states and output matrix (v, d) for a head, gathered if they are split."""
         output = self.output_matrix()
         if self.tensor_mesh is not None:
             hidden, output = whole(hidden), whole(output)
         return hidden, output[: self.shape.vocab_size]
 
     def output_matrix(self) -> Tensor:
-        """What a head is given beside the hidden states, (padded v, d): the matrix that predicts tokens."""
+        """Matrix argument of heads, (padded v, d): the token prediction matrix."""
         output: Tensor = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
         return output
 
 
 def configure(model: Any, compute: Compute) -> None:
-    """Let a model compile itself and forget activations as asked; before it is sharded, after its matrices are split.
+    """Configure compilation and activation checkpointing; after matrices are split, before sharding.
 
-    A decoder, or what is made like one: `model.layers` whose arithmetic is `run`, and which may have experts.
+    Supports decoders and similar models: `model.layers` with a method `run`, optionally with experts.
 
-    Compiled code is arithmetic only: what FSDP does around a layer stays outside.
+    Only computation is compiled: FSDP hooks around a layer are not.
     """
-    layers: list[Any] = [*model.model.layers.children(), *(one.block for one in getattr(model, "further_layers", ()))]
+    layers: list[Any] = [
+        *model.model.layers.children(),
+        *(further.block for further in getattr(model, "further_layers", ())),
+    ]
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
             layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
@@ -379,15 +382,15 @@ def configure(model: Any, compute: Compute) -> None:
     model.is_compiled = True
     parts: list[Any] = [model.model] if compute.compile == "model" else [*layers]
     for part in parts:
-        # What routing leaves behind for the record of experts' loads is a side effect that breaks the graph.
+        # Routing stores the load of experts, a side effect that breaks the graph.
         part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
 
 
 def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool = False) -> Tensor:
-    """Which cached positions each new token may see: (n, 1, t, last position + 1) bool.
+    """Mask of cached positions for each new token: (n, 1, t, last position + 1) bool.
 
-    A token sees what is not left padding and, unless `both_ways`, not after itself; padding sees itself, so that no
-    row of the attention is empty.
+    Left padding is hidden, and so are later tokens unless `both_ways`; padding attends to itself, so that no row of the
+    attention is empty.
     """
     columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
     causal = (columns[None, :] <= positions[:, None]) | both_ways
@@ -397,7 +400,7 @@ def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool = False
 
 
 def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Rows lengthened at their end, which no token before it sees, until they divide among `size` processes."""
+    """Pad rows at the end, which earlier tokens do not attend to, to a multiple of `size`."""
     missing = padded_length(ids.shape[1], size) - ids.shape[1]
     if not missing:
         return ids, positions
@@ -405,12 +408,12 @@ def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tupl
 
 
 def padded_length(length: int, size: int) -> int:
-    """The next length that divides among `size` processes."""
+    """Next multiple of `size`."""
     return length + -length % size
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A split tensor, gathered; every process computes the same with it, so its gradient counts once."""
+    """Gather a split tensor; all processes compute the same with it, so its gradient counts once."""
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(tensor, DTensor)
@@ -419,16 +422,16 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any:
-    """Call a function whose activations are forgotten, but those kept; values and gradients are bit by bit the same."""
+    """Call a function with activation checkpointing; values and gradients are bit-equal."""
     from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     contexts = noop_context_fn if kept == "nothing" else _keep_selected
-    # Nothing in a layer is random, so no generator's state has to be kept for the second time.
+    # Layers use no random numbers, so there is no generator state to restore.
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
 def _keep_selected() -> Any:
-    """The contexts of both passes; a function of the module, since compiled code takes no other."""
+    """Contexts of both passes; a module-level function, as compiled code requires."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     return create_selective_checkpoint_contexts(_policy())
@@ -440,7 +443,7 @@ def _policy() -> Callable[..., Any]:
 
     products = {False: 0, True: 0}
 
-    def policy(context: Any, operation: Any, *arguments: Any, **named: Any) -> Any:
+    def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> Any:
         again = context.is_recompute
         keep = operation in ATTENTION
         if operation in PRODUCTS:

@@ -1,9 +1,9 @@
-"""A decoder that also predicts tokens further ahead (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
+"""Decoder with multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
 
-Each further depth is a module of one block behind the one before it: from what that knows at a place, and from the
-embedding of the token that it predicted, it predicts the token after. Embedding and output matrix are the decoder's
-own. Gloeckle et al. 2024 predict all of them from the same hidden states at once; here the causal chain is kept. The
-decoder itself computes what it computes without them, so that they are dropped when it has been trained.
+Each further depth is a module of one block after the previous one: it predicts the next token from the previous hidden
+state and the embedding of the token predicted there. It shares the decoder's embedding and output matrix. Gloeckle et
+al. 2024 predict all tokens in parallel from the same hidden states; here the causal chain is kept. The decoder's own
+outputs do not change, so the modules are dropped after training.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.losses import IGNORED
 
 FURTHER = "further_layers."
-"""What the names of their parameters begin with."""
+"""Prefix of their parameter names."""
 
 
 class FurtherToken(nn.Module):
-    """One depth (equations 21 and 22)."""
+    """Module of one depth (equations 21 and 22)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -39,8 +39,10 @@ class FurtherToken(nn.Module):
     def forward(
         self, hidden: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
     ) -> tuple[Tensor, Tensor]:
-        """What the depth before knows, and the embeddings of the tokens that it predicts, (n, t, d) each -> what this
-        one knows, plain for the next and normalised for a head.
+        """Hidden states of this depth, plain for the next depth and normalised for a head.
+
+        Inputs are the hidden states of the previous depth and the embeddings of the tokens predicted there, (n, t, d)
+        each.
         """
         joined = torch.cat((self.hidden_norm(hidden), self.embedding_norm(embedded)), dim=-1)
         hidden = self.block(self.projection(joined), rotary, visible)
@@ -64,46 +66,48 @@ class MultiTokenLlama(Llama):
         prefix: Tensor | None = None,
         further: Sequence[Head] = (),
     ) -> Any:
-        """What `head` makes of the decoder's hidden states; with `further`, a list of that and of what each of these
-        makes of those of its depth. See llama.Llama.forward.
+        """Apply `head` to the decoder's hidden states; with `further`, return a list of its result and those of each
+        depth's head.
+
+        See llama.Llama.forward.
         """
         if not further:
             return super().forward(ids, head, cache, positions, trained, prefix)
         ids, rotary, visible = self.laid_out(ids, None, positions)
         hidden = self.model(ids, rotary, visible, trained, None)
         hidden, matrix = self.gathered(hidden)
-        found = [head(hidden, matrix)]
-        for depth, (module, one) in enumerate(zip(self.further_layers, further, strict=True), start=1):
+        outputs = [head(hidden, matrix)]
+        for depth, (module, depth_head) in enumerate(zip(self.further_layers, further, strict=True), start=1):
             embedded = self.model.embed_tokens(F.pad(ids[:, depth:], (0, depth)))
             hidden, normalised = module(hidden, embedded, rotary, visible)
-            found.append(one(normalised, matrix))
-        return found
+            outputs.append(depth_head(normalised, matrix))
+        return outputs
 
 
 def further_targets(targets: Tensor, positions: Tensor | None, heads: int) -> list[Tensor]:
-    """What each depth is to predict, (n, t) int64 each.
+    """Targets of each depth, (n, t) int64 each.
 
-    Depth k has read the k tokens behind a place, and predicts the one after: what the decoder itself predicts k places
-    on, where that place belongs to the same document.
+    Depth k predicts the decoder's target k places later, after the k tokens before it, if that place belongs to the
+    same document.
 
     Args:
-        targets: (n, t) of the decoder itself.
-        positions: (n, t) in their documents, where tokens see these only; None where they see whole rows.
-        heads: depths.
+        targets: (n, t) of the decoder.
+        positions: (n, t) within documents, if attention is restricted to them; None for whole rows.
+        heads: number of depths.
 
     >>> [one.tolist() for one in further_targets(torch.tensor([[6, 7, 8, IGNORED]]), None, 2)]
     [[[7, 8, -100, -100]], [[8, -100, -100, -100]]]
     """
     numbers = None if positions is None or not heads else document_numbers(positions)
-    found = []
+    depth_targets = []
     for depth in range(1, heads + 1):
         ahead = F.pad(targets[:, depth:], (0, depth), value=IGNORED)
         if numbers is not None:
             ahead = ahead.masked_fill(F.pad(numbers[:, depth:], (0, depth), value=-1) != numbers, IGNORED)
-        found.append(ahead)
-    return found
+        depth_targets.append(ahead)
+    return depth_targets
 
 
 def trunk_of(shape: Shape) -> Shape:
-    """The shape of the decoder alone."""
+    """Shape of the decoder without further depths."""
     return replace(shape, multi_token=0)

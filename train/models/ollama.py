@@ -1,7 +1,7 @@
-"""A Modelfile for Ollama: where the weights are, what ends an answer, and conversations as a template of Go.
+"""Ollama Modelfile: weights, stop tokens, and the chat template in Go.
 
-Ollama does not run the Jinja of a GGUF file. A template whose every message is written alike, whatever stands around
-it, is said again in Go (text/template), and compared with the Jinja on conversations; of any other nothing is said.
+Ollama does not run the Jinja of a GGUF file. A template that formats each message independently of its context is
+translated to Go (text/template) and compared with the Jinja on conversations; other templates are omitted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from gristmill.tokenize.encoding.chat_templates import PROBE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 
 CONVERSATIONS = (PROBE, PROBE[:2], PROBE[:4], PROBE[1:], PROBE[1:2], PROBE[1:4])
-"""What the parts of a template are found in, and compared with."""
+"""Conversations to derive the parts of a template from, and to compare with."""
 
 
 def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | None) -> str:
-    """The text of a Modelfile.
+    """Text of a Modelfile.
 
     Args:
-        weights: the GGUF file, relative to the Modelfile.
-        chat: the tokenizer of the model.
-        sequence_length: tokens that the model reads.
-        template: its chat template in Go (see `go_template`), if there is one.
+        weights: GGUF file, relative to the Modelfile.
+        chat: tokenizer of the model.
+        sequence_length: context length in tokens.
+        template: chat template in Go (see `go_template`), if any.
     """
     stops = sorted(chat.stops)
     lines = [
@@ -35,7 +35,7 @@ def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | No
 
 
 def go_template(chat: Chat) -> str | None:
-    """The chat template in Go; None where it has no equal of this form."""
+    """Chat template in Go; None if there is no equivalent of this form."""
     parts = _parts(chat)
     if parts is None:
         return None
@@ -51,19 +51,19 @@ def go_template(chat: Chat) -> str | None:
 
 
 def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
-    """What stands before a conversation, what invites an answer, and what stands around each role's words.
+    """Text before a conversation, the generation prompt, and the text around the messages of each role.
 
-    Each is what one more message adds to a conversation; None where messages change what stands before them.
+    Each is the difference that one more message makes; None if a message changes the text before it.
     """
     system, first, answer, second, _ = PROBE
     try:
-        asked, answered, twice = (_text(chat, PROBE[1:end]) for end in (2, 3, 4))
-        invited, told = _text(chat, PROBE[1:2], prompt=True), _text(chat, PROBE[:2])
-        around = {"assistant": _around(asked, answered, answer), "user": _around(answered, twice, second)}
-        head = asked.removesuffix(first["content"].join(around["user"]))
-        opening = told.removesuffix(asked.removeprefix(head)).removeprefix(head).partition(system["content"])
+        one_turn, two_turns, three_turns = (_text(chat, PROBE[1:end]) for end in (2, 3, 4))
+        with_prompt, with_system = _text(chat, PROBE[1:2], prompt=True), _text(chat, PROBE[:2])
+        around = {"assistant": _around(one_turn, two_turns, answer), "user": _around(two_turns, three_turns, second)}
+        head = one_turn.removesuffix(first["content"].join(around["user"]))
+        opening = with_system.removesuffix(one_turn.removeprefix(head)).removeprefix(head).partition(system["content"])
         around = {"system": (opening[0], opening[2]), **around}
-        tail = invited.removeprefix(asked)
+        tail = with_prompt.removeprefix(one_turn)
         if any(
             _filled(head, around, messages) + end != _text(chat, messages, prompt=bool(end))
             for messages in CONVERSATIONS
@@ -76,7 +76,7 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
 
 
 def _around(shorter: str, longer: str, message: Mapping[str, str]) -> tuple[str, str]:
-    """What stands before and after the words of a conversation's last message."""
+    """Text before and after the content of a conversation's last message."""
     before, _, after = longer.removeprefix(shorter).partition(message["content"])
     return before, after
 

@@ -1,6 +1,6 @@
-"""A model of the user's in the place of the decoder: a module that makes logits of tokens, as trainings call it.
+"""User-defined model in place of the decoder: a module from tokens to logits.
 
-Its config.json holds its code by value, which runs in the run that it belongs to and nowhere else.
+Its config.json holds its code by value, which runs only in the run that it belongs to.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gristmill.train.models.llama import Head, logits_head
 from gristmill.train.models.shape import OwnShape
 
 INNER = "inner."
-"""Before the names of parameters inside the wrapper; files have the user's own names."""
+"""Prefix of parameter names within the wrapper; files have the user's names."""
 PROBED_TOKENS = 8
 LARGEST_LEAK = 1e-3
-"""How much a logit may move, by rounding, where only later tokens change; in units of the largest."""
+"""Tolerance for changes of a logit if only later tokens change, relative to the largest logit."""
 
 
 class OwnModel(nn.Module):
-    """Calls a user's module as the decoder is called.
+    """Wrapper that gives a user's module the interface of the decoder.
 
     Attributes:
-        shape: what is known of it.
-        inner: the user's.
+        shape: known sizes.
+        inner: the user's module.
     """
 
     def __init__(self, shape: OwnShape, inner: nn.Module) -> None:
@@ -45,31 +45,31 @@ class OwnModel(nn.Module):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """What a head makes of the logits (n, t, v), which it is given in place of hidden states, without a matrix.
+        """Apply a head to the logits (n, t, v), which replace hidden states, without a matrix.
 
         Raises:
-            OwnCodeError: the user's module fails, or does not give a logit for each token and id.
+            OwnCodeError: the user's module fails, or does not return a logit for each token and id.
         """
         code = self.shape.own.use
-        if positions is None and self.shape.document_mask:  # the whole row is one document
+        if positions is None and self.shape.document_mask:  # each row is one document
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         with blaming(code):
             logits = self.inner(ids) if positions is None else self.inner(ids, positions)
-        wanted = (*ids.shape, self.shape.vocab_size)
-        if not isinstance(logits, Tensor) or logits.shape != wanted or not logits.is_floating_point():
-            found = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        expected_shape = (*ids.shape, self.shape.vocab_size)
+        if not isinstance(logits, Tensor) or logits.shape != expected_shape or not logits.is_floating_point():
+            actual = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
             raise OwnCodeError(
-                f"{code.place}: the model {code.name} returned {found} for tokens of shape "
-                f"{tuple(ids.shape)}; return logits of shape {wanted} (rows, tokens, vocabulary)"
+                f"{code.place}: the model {code.name} returned {actual} for tokens of shape "
+                f"{tuple(ids.shape)}; return logits of shape {expected_shape} (rows, tokens, vocabulary)"
             )
         return head(logits, None)
 
 
 def build_own(shape: OwnShape) -> OwnModel:
-    """A user's model with its first weights, on the CPU, after a look at whether it is one that can be trained.
+    """Build a user's model with its initial weights on the CPU, and check that it can be trained.
 
     Raises:
-        OwnCodeError: it fails, or is no module from tokens to logits, each of what precedes it.
+        OwnCodeError: it fails, or is not a causal module from tokens to logits.
     """
     code, make = shape.own.use, load_function(shape.own.use)
     options = {**dict.fromkeys(taken_by_name(make, ["sequence_length"]), shape.sequence_length), **shape.own.options}
@@ -81,30 +81,32 @@ def build_own(shape: OwnShape) -> OwnModel:
         raise OwnCodeError(f"{code.place}: {code.name} returned {type(inner).__name__}; return a torch.nn.Module")
     check_call(code, inner.forward, ("tokens", *(("positions",) if shape.document_mask else ())), {}, "forward")
     _check_parameters(shape, inner)
-    model = OwnModel(replace(shape, parameters=sum(one.numel() for one in inner.parameters())), inner)
+    model = OwnModel(replace(shape, parameters=sum(parameter.numel() for parameter in inner.parameters())), inner)
     _check_causal(model)
     return model
 
 
 def _check_parameters(shape: OwnShape, inner: nn.Module) -> None:
-    """Raise where a checkpoint or the model's file would not hold all that the module is."""
+    """Check that parameters are float32, and the only persistent state of the module."""
     code = shape.own.use
-    wrong = next((name for name, one in inner.named_parameters() if one.dtype != torch.float32), None)
-    if wrong is not None:
+    wrong_dtype = next((name for name, parameter in inner.named_parameters() if parameter.dtype != torch.float32), None)
+    if wrong_dtype is not None:
         raise OwnCodeError(
-            f"{code.place}: the parameter {wrong} of {code.name} is not float32, as master weights are; "
+            f"{code.place}: the parameter {wrong_dtype} of {code.name} is not float32, as master weights are; "
             "pretrain.precision says what is computed in"
         )
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
-    others = [name for name in inner.state_dict() if name not in parameters]
-    if not parameters or others:
-        what = f"keeps the buffer {others[0]}; register it with persistent=False" if others else "has no parameters"
-        raise OwnCodeError(f"{code.place}: {code.name} {what}: a model is what its parameters are")
+    buffers = [name for name in inner.state_dict() if name not in parameters]
+    if not parameters or buffers:
+        problem = (
+            f"keeps the buffer {buffers[0]}; register it with persistent=False" if buffers else "has no parameters"
+        )
+        raise OwnCodeError(f"{code.place}: {code.name} {problem}: a model is what its parameters are")
 
 
 @torch.no_grad()
 def _check_causal(model: OwnModel) -> None:
-    """Raise where the logits of a token depend on those behind it, whose loss would then be nothing but copying."""
+    """Check that the logits of a token do not depend on later tokens, whose prediction would be copying."""
     shape = model.shape
     count = min(PROBED_TOKENS, shape.sequence_length)
     ids = torch.arange(count)[None] % shape.vocab_size

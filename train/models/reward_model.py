@@ -1,7 +1,7 @@
-"""A model that scores a conversation with one number: a decoder whose output layer is a single row.
+"""Reward model: a decoder whose output layer is a single row, which scores a conversation.
 
 On disk it is Hugging Face's `LlamaForSequenceClassification` (or that of the decoder's family) with one label: the
-decoder's tensors and `score.weight` (1, d), without an output matrix over the vocabulary.
+decoder's tensors and `score.weight` (1, d), without the vocabulary's output matrix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class RewardModel(Llama):
-    """A decoder that scores: the matrix that its head is given is `score.weight` (1, d), in place of the output's."""
+    """Decoder with `score.weight` (1, d) as its output matrix."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -45,14 +45,14 @@ class RewardModel(Llama):
         self.score = nn.Linear(shape.width, 1, bias=False)
 
     def output_matrix(self) -> Tensor:
-        """The one row that scores, (1, d)."""
+        """Row of score weights, (1, d)."""
         return self.score.weight
 
 
 def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
-    """What a reward model gives each row, (n,) float32, with gradients where they are enabled.
+    """Score of each row by a reward model, (n,) float32, differentiable if gradients are enabled.
 
-    A row's score is that of its last token which is not `pad`, as transformers' sequence classification defines it.
+    The score of a row is that of its last token other than `pad`, as in transformers' sequence classification.
 
     Args:
         model: a reward model, sharded or not.
@@ -64,48 +64,48 @@ def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
 
 
 def last_tokens(ids: Tensor, pad: int) -> Tensor:
-    """The place of the last id of each row that is not `pad`, (n,) int64; 0 in a row of padding alone."""
+    """Index of the last token of each row that is not `pad`, (n,) int64; 0 in a row of padding."""
     places = torch.arange(ids.shape[1], device=ids.device)
     return (places * (ids != pad)).amax(dim=1)
 
 
 def scores_at(hidden: Tensor, matrix: Tensor, places: Tensor) -> Tensor:
-    """Scores (n,) float32 of one place of each row.
+    """Scores (n,) float32 at one position per row.
 
     Args:
         hidden: (n, t, d).
         matrix: (1, d).
         places: (n,) int64.
     """
-    chosen = hidden[torch.arange(len(hidden), device=hidden.device), places]
-    # No view: FSDP hangs its backward pass on what a model returns.
-    return chosen.float() @ matrix[0].float()
+    last_hidden = hidden[torch.arange(len(hidden), device=hidden.device), places]
+    # Not a view, as FSDP attaches its backward hooks to the outputs of a model.
+    return last_hidden.float() @ matrix[0].float()
 
 
 def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
-    """Where the tensors of a new reward model come from: a decoder's, and a row that is drawn.
+    """Source of the tensors of a new reward model: those of a decoder, and a random score row.
 
-    It is normal with variance 1 / (d + 1) (Stiennon et al. 2020, appendix B.1), so that first scores have a deviation
-    of about one.
+    The row is normal with variance 1 / (d + 1) (Stiennon et al. 2020, appendix B.1), so that initial scores have a
+    standard deviation of about one.
     """
 
-    def found(name: str, size: torch.Size) -> Tensor:
+    def tensor_of_reward_model(name: str, size: torch.Size) -> Tensor:
         if name != SCORE:
             return tensor_of(name, size)
         return torch.empty(size).normal_(0.0, 1 / math.sqrt(size[1] + 1), generator=generator_of(seed, name))
 
-    return found
+    return tensor_of_reward_model
 
 
 def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor], stops: list[int], pad: int) -> None:
-    """Write a reward model in float32, as transformers reads it.
+    """Write a reward model in float32 in transformers' format.
 
     Args:
-        folder: where to.
+        folder: destination.
         shape: of the decoder.
-        tensors: whole, by our names.
+        tensors: full tensors, by our names.
         stops: ids that end a turn.
-        pad: the padding id, which tells transformers where a row ends.
+        pad: id of padding, from which transformers derives the end of a row.
     """
     config = hf_config(shape, "float32", stops, pad)
     causal = config["architectures"][0]
@@ -121,15 +121,15 @@ def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor],
         for inner, part in split_for_hf(name, kept, shape).items():
             parts.setdefault(inner, []).append(part.float())
     write_json(folder / SHAPE_FILE, config)
-    write_tensors(folder / WEIGHTS_FILE, {inner: ready(torch.cat(several)) for inner, several in parts.items()})
+    write_tensors(folder / WEIGHTS_FILE, {inner: ready(torch.cat(pieces)) for inner, pieces in parts.items()})
 
 
 def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> RewardModel:
-    """A saved reward model, ours or one that transformers wrote, frozen, in one process; see `scores`.
+    """Load a reward model, ours or of transformers, frozen, in one process; see `scores`.
 
     Raises:
-        WeightsError: the folder holds a model that writes text instead, or one with several labels.
-        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
+        WeightsError: the folder holds a model that writes text, or one with several labels.
+        gristmill.train.models.families.UnknownArchitectureError: the decoder does not support it.
     """
     config: dict[str, Any] = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):

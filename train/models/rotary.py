@@ -1,6 +1,6 @@
-"""Rotary positions (Su et al. 2021), plain or stretched to longer contexts.
+"""Rotary positions (Su et al. 2021), optionally scaled to longer contexts.
 
-The frequencies are those of transformers' modeling_rope_utils, so that its models give the same logits here.
+Frequencies follow transformers' modeling_rope_utils, so that its models give the same logits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gristmill.mixtures.model import RopeScaling
 def frequencies(
     head_width: int, theta: float, scaling: RopeScaling | None, device: torch.device
 ) -> tuple[Tensor, float]:
-    """Radians per position of each pair of channels, (head_width / 2,) float32, and what cosines are multiplied with.
+    """Radians per position of each channel pair, (head_width / 2,) float32, and the factor of cosines and sines.
 
     Args:
         head_width: channels per head, even.
         theta: base of the frequencies.
-        scaling: how positions are stretched.
-        device: where to.
+        scaling: of the positions; None for plain positions.
+        device: of the result.
     """
     exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=device) / head_width
     plain = 1.0 / theta**exponents
@@ -39,7 +39,7 @@ def frequencies(
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
-    """Llama 3.1: long wavelengths stretched, short ones kept, those between mixed by a ramp."""
+    """Llama 3.1: scale long wavelengths, keep short ones, and interpolate between them."""
     rotations = length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
@@ -50,12 +50,12 @@ def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, t
     """YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between two numbers of rotations."""
 
     def channel(rotations: float) -> float:
-        """The pair of channels that turns so often in the original length."""
+        """Channel pair with a number of rotations in the original length."""
         return head_width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     first = max(math.floor(channel(scaling.beta_fast)), 0)
     last = min(math.ceil(channel(scaling.beta_slow)), head_width - 1)
-    # A ramp of no width would divide by zero.
+    # Avoids a division by zero.
     width = (last - first) or 0.001
     stretched = ((torch.arange(len(plain), device=plain.device) - first) / width).clamp(0.0, 1.0)
     return stretched * plain / scaling.factor + (1 - stretched) * plain
@@ -64,14 +64,14 @@ def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, t
 def rotary_table(
     positions: Tensor, head_width: int, theta: float, scaling: RopeScaling | None = None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, each half repeated as rotate-half wants it.
+    """Cosines and sines of the rotary embedding, each half repeated for the rotate-half layout.
 
     Args:
         positions: (..., t) integers.
         head_width: channels per head, even.
         theta: base of the frequencies.
-        scaling: how positions are stretched.
-        share: of the channels that are turned, the first ones of each half; the others stay as they are.
+        scaling: of the positions; None for plain positions.
+        share: of the channels that are rotated, the first ones of each half.
 
     Returns:
         two float32 tensors (..., t, head_width).
@@ -84,6 +84,6 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn queries or keys (n, h, t, c) by their positions' angles (broadcast over heads)."""
+    """Rotate queries or keys (n, h, t, c) by the angles of their positions (broadcast over heads)."""
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines

@@ -1,4 +1,4 @@
-"""The sizes of a model: what is written beside its weights, and what follows from it by arithmetic."""
+"""Sizes of a model, as stored beside its weights, and quantities derived from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gristmill.mixtures.own_code import Own
 from gristmill.mixtures.training import Pretrain, TrainingPhase
 
 VOCAB_MULTIPLE = 128
-"""Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
+"""The embedding is padded to a multiple of this number of rows, for matrix units (OLMo-core: padded_vocab_size)."""
 LARGEST_SIZES = {
     "layers": 10_000,
     "width": 1 << 20,
@@ -25,42 +25,46 @@ LARGEST_SIZES = {
     "padded_vocab_size": 1 << 26,
     "sequence_length": 1 << 31,
 }
-"""Far beyond any model: what a config.json asks for is built in memory, layer by layer, before a weight is read."""
+"""Upper bounds far beyond any model, as a model of a config.json is built in memory before its weights are read."""
 
 
 BUCKETS = 32
-"""Of distances, in an encoder-decoder (Raffel et al. 2020, section 2.1)."""
+"""Distance buckets of an encoder-decoder (Raffel et al. 2020, section 2.1)."""
 MOST_DISTANCE = 128
-"""From here on all distances share a bucket (the same section)."""
+"""Distance from which all distances share a bucket (same section)."""
 ENCODED, DECODED = 0.9, 0.2
-"""Tokens that an encoder-decoder encodes, and decodes, for each token of a row: 15 % are hidden in spans of 3 on
-average, for each of which both sides have a sentinel. Its arithmetic is counted so, whatever is hidden."""
+"""Encoded and decoded tokens of an encoder-decoder per token of a row, for counting FLOPs.
+
+15 % of the tokens are hidden in spans of 3 on average, each with a sentinel on both sides. Other objectives are counted
+with the same numbers.
+"""
 TOKEN_TYPES = 2
-"""That BERT tells apart: the first and the second of two texts (Devlin et al. 2019, section 3)."""
+"""Token types of BERT: first and second text (Devlin et al. 2019, section 3)."""
 BERT_FFN = 4
-"""Widths of its feed-forward layer (section 3)."""
+"""Ratio of BERT's feed-forward width to its width (section 3)."""
 CHUNKS = 2
-"""Of a row, on each of the processes that share its tokens (see row_split.py)."""
+"""Chunks of a row per process in context parallelism (see row_split.py)."""
 OWN = "own"
-"""The key of config.json that holds the code of a user's model, and its options."""
+"""Key of config.json for the code and options of a user's model."""
 
 
 class ShapeError(ValueError):
-    """A folder's config.json describes no model that is known here."""
+    """A config.json does not describe a valid model."""
 
 
 class UnknownArchitectureError(ValueError):
-    """A config.json describes a model whose arithmetic is not known here."""
+    """A config.json describes an unsupported architecture."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Keys of a published model's config.json that its arithmetic here does not need, and its export has again.
+    """Settings of a published model's config.json that only its export needs.
 
     Attributes:
         model_type: its family.
         eos: ids that end a text.
-        sliding_window: tokens that a token attends to at most, itself among them; rows are no longer. None: all.
+        sliding_window: maximum number of tokens that a token attends to, including itself; rows are not longer. None:
+            all.
     """
 
     model_type: str
@@ -70,27 +74,27 @@ class Published:
 
 @dataclass(frozen=True)
 class Shape:
-    """Everything that a decoder, or an encoder, is built from.
+    """Sizes and options of a decoder, encoder or encoder-decoder.
 
     Attributes:
         layers, width, heads, kv_heads, head_width, ffn_width: see `mixtures.model.Model`.
         rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask: likewise.
-        vocab_size: ids that the tokenizer has; ids from here to `padded_vocab_size` are never read nor predicted.
+        vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are neither read nor predicted.
         padded_vocab_size: rows of the embedding.
-        sequence_length: the context: most tokens in a row that the model was trained on, by any stage.
-        qkv_bias: whether queries, keys and values have biases (Qwen2).
-        rotary_share: of a head's channels, which positions turn (GLM-4: half of them).
-        experts: feed-forward layers to choose from in every block; 0 in a dense model.
-        experts_per_token: how many of them a token goes through.
-        load_balancing: weight of the loss that keeps them equally busy.
-        norm_topk_prob: whether the weights of a token's experts are divided by their sum (Mixtral, most of Qwen3-MoE).
-        encoder: whether every token sees those behind it too, and masked ones are predicted (see models.encoder).
-        bert: whether an encoder is BERT's (see models.bert), not ModernBERT's.
-        encoder_decoder: whether hidden spans are filled in by a decoder beside an encoder, each of so many layers (see
+        sequence_length: context: maximum row length that any stage trained on.
+        qkv_bias: true if queries, keys and values have biases (Qwen2).
+        rotary_share: share of a head's channels that rotary positions rotate (GLM-4: half).
+        experts: feed-forward experts per block; 0 in a dense model.
+        experts_per_token: experts that a token is routed to.
+        load_balancing: weight of the load-balancing loss.
+        norm_topk_prob: true if the weights of a token's experts are divided by their sum (Mixtral, most of Qwen3-MoE).
+        encoder: true for bidirectional attention and prediction of masked tokens (see models.encoder).
+        bert: true if an encoder is BERT's (see models.bert), not ModernBERT's.
+        encoder_decoder: true if a decoder beside an encoder, with `layers` each, predicts hidden spans (see
             models.encoder_decoder).
-        multi_token: further tokens that are predicted at each place in training (see models.multi_token).
-        prefix_lm: whether the tokens of a prompt see each other in both directions (see objectives.prefix_rows).
-        published: of a model that was trained elsewhere.
+        multi_token: number of further tokens predicted at each place in training (see models.multi_token).
+        prefix_lm: true if tokens of a prompt attend to each other in both directions (see objectives.prefix_rows).
+        published: settings of a model that was trained elsewhere.
     """
 
     layers: int
@@ -136,14 +140,14 @@ class Shape:
 
     @property
     def attention_width(self) -> int:
-        """Channels of all query heads together."""
+        """Channels of all query heads."""
         return self.heads * self.head_width
 
     @property
     def matrix_parameters(self) -> int:
-        """Weights that every token is multiplied with: all matrices and the output head, not the embedding lookup.
+        """Weights that every token is multiplied by: all matrices and the output head, without the embedding lookup.
 
-        Of the experts only those that a token goes through, and the router.
+        Of the experts only those that a token is routed to, and the router.
         """
         if self.encoder_decoder:
             return round(
@@ -154,44 +158,44 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """Number of weights."""
         if self.encoder_decoder:
             vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
             return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
         if self.bert:
-            # Four matrices' biases, two norms and the feed-forward's biases; embeddings, the head and the output's.
+            # Per layer biases of four matrices, two norms, and biases of the feed-forward; norms and biases outside of layers.
             vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
             return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
         narrow = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * narrow) * self.qkv_bias
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
-        # An encoder's embeddings and prediction head have norms, its first layer one norm less.
+        # An encoder has norms in its embeddings and prediction head, and one norm less in its first layer.
         norms = self.width * (2 if self.encoder else 1)
         norms += 3 * self.width * self.multi_token
         return self._matrices(self.experts) + lookup + self.blocks * vectors + norms
 
     def flops_per_token(self, length: int) -> int:
-        """Floating-point operations of forward and backward per token, attention included (PaLM, appendix B)."""
+        """FLOPs of forward and backward pass per token, including attention (PaLM, appendix B)."""
         if self.encoder_decoder:
-            # An encoded token meets all encoded ones, a decoded one these and all decoded ones.
+            # Encoded tokens attend to encoded tokens, decoded tokens to both.
             pairs = (ENCODED * ENCODED + DECODED * (DECODED + ENCODED)) * length
             return 6 * self.matrix_parameters + round(12 * self.layers * self.attention_width * pairs)
         return 6 * self.matrix_parameters + 12 * self.blocks * self.attention_width * length
 
     @property
     def kind(self) -> Kind:
-        """What it does with tokens: predict the next one, fill in masked ones, or fill in hidden spans."""
+        """Kind of prediction: next token (decoder), masked tokens (encoder), or hidden spans (encoder-decoder)."""
         return "encoder" if self.encoder else "encoder_decoder" if self.encoder_decoder else "decoder"
 
     @property
     def blocks(self) -> int:
-        """Layers, and those of the further tokens."""
+        """Number of layers, including those of further tokens."""
         return self.layers + self.multi_token
 
     @property
     def is_plain_decoder(self) -> bool:
-        """Whether tensor and pipeline parallelism know its forward pass."""
+        """True if tensor and pipeline parallelism support its forward pass."""
         return not (self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token)
 
     def _stack(self, decoder: bool) -> int:
@@ -200,7 +204,7 @@ class Shape:
         return self.layers * ((2 if decoder else 1) * attention + 3 * self.width * self.ffn_width)
 
     def _matrices(self, experts: int) -> int:
-        """Weights of all matrices, where each block has so many experts (a dense one: 0)."""
+        """Weights of all matrices with this number of experts per block (0 if dense)."""
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
         matrices = (2 if self.bert else 3) * max(experts, 1)
         feed_forward = matrices * self.width * self.ffn_width + self.width * self.experts
@@ -210,15 +214,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class OwnShape:
-    """What is known of a user's model, for those who ask a `Shape` for no more than this.
+    """Known sizes of a user's model, with the part of the interface of `Shape` that applies.
 
     Attributes:
-        own: the class or function, and its options.
-        vocab_size: ids that it predicts.
-        sequence_length: most tokens in a row.
-        document_mask: whether it is told where documents begin.
-        seed: of its first weights.
-        parameters: how many it trains.
+        own: class or function, and its options.
+        vocab_size: number of predicted ids.
+        sequence_length: maximum row length.
+        document_mask: true if it gets positions within documents.
+        seed: of its initial weights.
+        parameters: number of trained parameters.
     """
 
     own: Own
@@ -237,12 +241,12 @@ class OwnShape:
     encoder_decoder: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
-        """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
+        """6 N per token (Kaplan et al. 2020, section 2.1), as other operations are unknown."""
         return 6 * self.parameters
 
 
 def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool = False) -> Shape:
-    """Resolve a manifest's model section against a tokenizer, a row length and what is to be predicted."""
+    """Shape of a manifest's model section, with a vocabulary size, a row length and the kind of prediction."""
     moe = model.moe
     return Shape(
         layers=model.layers,
@@ -268,7 +272,7 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
 
 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
-    """The shape of a model that the section `pretrain` asks for, by its sizes and its objective."""
+    """Shape of a model for the section `pretrain`, from its sizes and objective."""
     shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
     if section.masked is not None and section.masked.shape == "bert":
         return replace(shape, bert=True, ffn_width=section.model.ffn_width or BERT_FFN * shape.width)
@@ -280,22 +284,22 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
 
 
 def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
-    """The shape with the rotary positions of a phase; None and absent keys leave it as it is."""
-    given = (
+    """Shape with the rotary positions of a phase, if the phase sets them."""
+    rotary_settings = (
         {}
         if phase is None
         else {key: value for key in ("rope_theta", "rope_scaling") if (value := getattr(phase, key)) is not None}
     )
-    return replace(shape, **given)
+    return replace(shape, **rotary_settings)
 
 
 def further_heads(section: Pretrain) -> int:
-    """Further tokens that are predicted at each place."""
+    """Number of further tokens predicted at each place."""
     return 0 if section.multi_token is None else section.multi_token.heads
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
-    """What `config.json` holds."""
+    """Content of `config.json`."""
     values = {key.name: getattr(shape, key.name) for key in fields(shape)}
     published, scaling = values.pop("published"), shape.rope_scaling
     if values["norm_topk_prob"]:
@@ -308,16 +312,19 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
 
 
 def shape_from_json(value: Mapping[str, Any]) -> Shape:
-    """Read `config.json` back.
+    """Shape of a `config.json`.
 
     Raises:
         ShapeError: a key is missing or unknown.
     """
     read = dict(value)
     if "head_width" not in read and {"width", "heads"} <= read.keys():
-        read["head_width"] = read["width"] // read["heads"]  # what it was before it could be chosen
-    known = {key.name: key.default is MISSING for key in fields(Shape)}
-    missing, unknown = [name for name, needed in known.items() if needed and name not in read], read.keys() - known
+        read["head_width"] = read["width"] // read["heads"]  # default before the key existed
+    is_required = {key.name: key.default is MISSING for key in fields(Shape)}
+    missing, unknown = (
+        [name for name, needed in is_required.items() if needed and name not in read],
+        read.keys() - is_required,
+    )
     if missing or unknown:
         parts = [
             f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names
@@ -334,7 +341,7 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
 
 
 def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
-    """What `config.json` holds."""
+    """Content of `config.json`."""
     return {
         OWN: shape.own.model_dump(mode="json"),
         "vocab_size": shape.vocab_size,
@@ -346,5 +353,5 @@ def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
 
 
 def own_shape_from_json(config: Mapping[str, Any]) -> OwnShape:
-    """Read `config.json` back."""
+    """Shape of a `config.json`."""
     return OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})

@@ -1,8 +1,8 @@
-"""Files of safetensors, read and written tensor by tensor: memory holds one tensor at a time, never the model.
+"""Reader and writer of safetensors files that keep one tensor in memory at a time.
 
-The format: eight bytes with the length of a JSON header, the header (name -> dtype, shape and place of each tensor, and
-`__metadata__`), and the tensors back to back (github.com/huggingface/safetensors, README.md, "Format"). A model that is
-larger than a shard may be lies in several files, with an index beside them, as transformers names and cuts them.
+Format: eight bytes with the length of a JSON header, the header (name -> dtype, shape and offsets of each tensor, and
+`__metadata__`), and the tensors back to back (github.com/huggingface/safetensors, README.md, "Format"). A model larger
+than the shard limit is split into several files with an index, as in transformers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gristmill.dataprep.files import atomic_write, write_json
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FRAMEWORK = {"format": "pt"}
-"""Metadata without which older readers refuse a file."""
+"""Metadata that older readers require."""
 NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -41,11 +41,11 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor that is made when it is written.
+    """Tensor that is created when it is written.
 
     Attributes:
-        dtype, shape: of what `make` gives.
-        make: gives it, once for every part that is written of it.
+        dtype, shape: of the result of `make`.
+        make: creates the tensor; called once per stored part.
     """
 
     dtype: torch.dtype
@@ -59,12 +59,12 @@ class Planned:
 
 
 def ready(tensor: Tensor) -> Planned:
-    """A tensor that is there already."""
+    """Plan of an existing tensor."""
     return Planned(tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
 class TensorFile:
-    """A file of safetensors, local or not, of which tensors are read one by one."""
+    """Safetensors file, local or remote, whose tensors are read one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,15 +75,15 @@ class TensorFile:
         self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
 
     def names(self) -> list[str]:
-        """All tensors, in the order of the header."""
+        """Names of all tensors, in the order of the header."""
         return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one of them."""
+        """Shape of a tensor."""
         return tuple(self._entries[name]["shape"])
 
     def read(self, name: str) -> Tensor:
-        """One of them, in memory of its own."""
+        """Read a tensor into new memory."""
         entry = self._entries[name]
         tensor = torch.empty(tuple(entry["shape"]), dtype=DTYPES[entry["dtype"]])
         data, done = _bytes_of(tensor), 0
@@ -97,18 +97,18 @@ class TensorFile:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
-    """The memory of a tensor whose numbers lie back to back, as uint8 of shape (bytes,)."""
-    found: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
-    return found
+    """Memory of a contiguous tensor as uint8 of shape (bytes,)."""
+    data: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
+    return data
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str] = FRAMEWORK) -> None:
-    """Write one file, atomically.
+    """Write a file atomically.
 
     Raises:
-        ValueError: a tensor is not what it was planned to be.
+        ValueError: a tensor differs from its plan.
     """
-    # Wide numbers first, so that each lies at a multiple of its size.
+    # Wide dtypes first, so that each tensor is aligned to its item size.
     ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ends = list(accumulate(tensors[name].size for name in ordered))
     header = json.dumps(
@@ -140,12 +140,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[
 def write_model(
     folder: Path, groups: Sequence[Mapping[str, Planned]], most_bytes: int, metadata: Mapping[str, str] = FRAMEWORK
 ) -> int:
-    """Write a model as one file, or as several and an index where it is larger than `most_bytes`.
+    """Write a model as one file, or as several and an index if it is larger than `most_bytes`.
 
     Args:
-        folder: where to.
-        groups: tensors that belong into one file together, in the model's order.
-        most_bytes: of a file's tensors; a group that is larger has a file of its own.
+        folder: destination.
+        groups: tensors that must be in the same file, in the model's order.
+        most_bytes: maximum bytes of a file's tensors; a larger group gets a file of its own.
         metadata: of every file.
 
     Returns:
@@ -163,7 +163,7 @@ def write_model(
         write_json(
             folder / INDEX_FILE,
             {
-                "metadata": {"total_size": sum(one.size for shard in shards for one in shard.values())},
+                "metadata": {"total_size": sum(tensor.size for shard in shards for tensor in shard.values())},
                 "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
             },
         )
@@ -172,11 +172,11 @@ def write_model(
 
 def _shards(groups: Sequence[Mapping[str, Planned]], most_bytes: int) -> Iterator[dict[str, Planned]]:
     shard: dict[str, Planned] = {}
-    held = 0
+    shard_bytes = 0
     for group in groups:
-        size = sum(one.size for one in group.values())
-        if held and size and held + size > most_bytes:
+        size = sum(tensor.size for tensor in group.values())
+        if shard_bytes and size and shard_bytes + size > most_bytes:
             yield shard
-            shard, held = {}, 0
-        shard, held = {**shard, **group}, held + size
+            shard, shard_bytes = {}, 0
+        shard, shard_bytes = {**shard, **group}, shard_bytes + size
     yield shard

@@ -1,4 +1,4 @@
-"""The numbers that a model starts from: drawn by name, or read from a file; the same for every world size."""
+"""Initial weights of a model: initialised by name, or read from files; independent of the world size."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 
 SHAPE_FILE = "config.json"
 TensorOf = Callable[[str, torch.Size], Tensor]
-"""(parameter name, its whole shape) -> its float32 value on the CPU."""
+"""Function of a parameter's name and full shape that returns its float32 value on the CPU."""
 
 
 class WeightsError(ValueError):
-    """A folder's tensors are not those of the model that its config.json describes."""
+    """The tensors of a folder do not match the model of its config.json."""
 
 
 def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2", mup_base_width: int | None = None) -> TensorOf:
-    """Where the tensors of a new model come from."""
+    """Source of the tensors of a new model."""
     return lambda name, size: initial_tensor(name, size, shape, init, seed, mup_base_width)
 
 
 def stored(folder: Path) -> TensorOf:
-    """Where the tensors of a saved model come from: our own, or one that transformers wrote, in one file or several.
+    """Source of the tensors of a saved model, ours or of transformers, in one file or several.
 
-    Matrices in 8 bits (see int8) become float32.
+    Int8 matrices (see int8) are dequantised to float32.
 
     Raises:
-        WeightsError: (when called) a tensor is missing or has another shape than the model wants.
+        WeightsError: when called: a tensor is missing or has the wrong shape.
     """
     config = _read_config(folder / SHAPE_FILE)
     shape, family = read_shape(folder), config.get("model_type", "gristmill")
@@ -85,7 +85,7 @@ def stored(folder: Path) -> TensorOf:
 
 
 def _finder(folder: Path) -> Callable[[str], Tensor]:
-    """A function that reads a tensor from whichever safetensors file of a folder holds it."""
+    """Function that reads a tensor from the file of a folder that holds it."""
     holder = _holder(folder)
 
     def find(name: str) -> Tensor:
@@ -100,12 +100,14 @@ def _finder(folder: Path) -> Callable[[str], Tensor]:
 
 
 def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
-    """A function that opens the file which holds a tensor, whole or in 8 bits; also the names in that file."""
+    """Function that opens the file of a tensor, plain or int8, and returns it with the names in that file."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX_FILE
-    where = _read_config(index).get("weight_map") if index.exists() else None
-    if index.exists() and not (isinstance(where, dict) and all(isinstance(file, str) for file in where.values())):
+    weight_map = _read_config(index).get("weight_map") if index.exists() else None
+    if index.exists() and not (
+        isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+    ):
         raise WeightsError(f"{index} has no `weight_map` from the names of tensors to files")
 
     @cache
@@ -114,14 +116,14 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
             raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
         with _on_disk(folder / file) as path:
             try:
-                found = safe_open(str(path), framework="pt")
+                tensors = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise WeightsError(f"{folder / file} is not a safetensors file, or is damaged: {error}") from error
-        return found, set(found.keys())
+        return tensors, set(tensors.keys())
 
     def holder(name: str) -> tuple[Any, set[str]]:
         rounded = stored_name(name, "qdata")
-        file = WEIGHTS_FILE if where is None else where.get(name) or where.get(rounded)
+        file = WEIGHTS_FILE if weight_map is None else weight_map.get(name) or weight_map.get(rounded)
         if file is None or opened(file)[1].isdisjoint({name, rounded}):
             raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
         return opened(file)
@@ -131,7 +133,7 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[Path]:
-    """A file where it can be mapped; of one in a store a copy, whose bytes last as long as they are mapped."""
+    """Path of a file for mapping into memory; a file in a store is copied, and its data stays valid while mapped."""
     if is_local(path):
         yield path
         return
@@ -142,12 +144,12 @@ def _on_disk(path: Path) -> Iterator[Path]:
 
 
 def read_shape(folder: Path) -> Shape:
-    """The sizes of a model that a training stage saved, or that transformers can load.
+    """Shape of a model that a training stage saved, or that transformers can load.
 
     Raises:
-        WeightsError: it is a user's model.
-        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
-        gristmill.train.models.shape.ShapeError: a model of ours, but of another version.
+        WeightsError: the model is user code.
+        gristmill.train.models.families.UnknownArchitectureError: the decoder does not support it.
+        gristmill.train.models.shape.ShapeError: the model was saved by another version.
     """
     config = _read_config(folder / SHAPE_FILE)
     if OWN in config:
@@ -167,10 +169,10 @@ def read_shape(folder: Path) -> Shape:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """A JSON object of a model's folder.
+    """Read a JSON object of a model's folder.
 
     Raises:
-        WeightsError: it is none.
+        WeightsError: the file is missing, or not a JSON object.
     """
     try:
         config = read_json(path)
@@ -184,15 +186,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
-    """The sizes of a model whose every tensor is there, as the headers of its files say; no weight is read.
+    """Check from the headers of a model's files that all tensors exist, without reading weights; returns its shape.
 
     Args:
         folder: of the model.
-        kind: what it is to do (see shape.Shape.kind).
+        kind: required kind of prediction (see shape.Shape.kind).
 
     Raises:
-        WeightsError: a file is missing or damaged, a tensor is not the one that config.json asks for, or the model is
-            of the other kind.
+        WeightsError: a file is missing or damaged, a tensor of the model is missing, or the model is of another kind.
         ShapeError, gristmill.train.models.families.UnknownArchitectureError: as `read_shape`.
     """
     from gristmill.train.models.encoder import model_of
@@ -224,13 +225,13 @@ WANTED = {
 
 
 def check_kind(folder: Path, shape: Shape, kind: Kind) -> None:
-    """Raise WeightsError for a model of another kind than is wanted."""
+    """Raise WeightsError for a model of another kind."""
     if shape.kind != kind:
         raise WeightsError(f"{folder} {IS[shape.kind]}; name {WANTED[kind]}")
 
 
 def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]) -> None:
-    """Write a model: `config.json`, and `model.safetensors` with whole float32 tensors on the CPU."""
+    """Write a model: `config.json`, and `model.safetensors` with full float32 tensors on the CPU."""
     from gristmill.train.models.own_model import INNER
 
     is_own = isinstance(shape, OwnShape)
@@ -242,26 +243,25 @@ def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
 
 
 def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, kind: Kind | None = "decoder") -> Llama:
-    """A saved model in float32, ready for evaluation in one process.
+    """Load a saved model in float32 for evaluation in one process.
 
     Args:
         folder: of the model.
-        device: where it is to be.
-        runs_own_code: whether a user's model, whose code its config.json holds, is run: it is called as the decoder is.
-        kind: what it is to do; None takes any. It is called as the decoder is.
+        device: of the model.
+        runs_own_code: true to run the code of a user's model in its config.json; it has the decoder's interface.
+        kind: required kind of prediction; None accepts any.
 
     Raises:
-        WeightsError: the folder holds a model that scores text and does not write any, one of the other kind, or a
-            user's.
+        WeightsError: the model scores texts instead of writing them, is of another kind, or is user code.
     """
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.own_model import INNER, build_own
 
     config = _read_config(folder / SHAPE_FILE)
     if runs_own_code and OWN in config:
-        find, own = _finder(folder), build_own(own_shape_from_json(config))
-        fill_from(own, lambda name, size: find(name.removeprefix(INNER)), device)
-        return cast("Llama", own.to(device))
+        find, own_model = _finder(folder), build_own(own_shape_from_json(config))
+        fill_from(own_model, lambda name, size: find(name.removeprefix(INNER)), device)
+        return cast("Llama", own_model.to(device))
     if is_scorer(config):
         raise WeightsError(
             f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
@@ -277,7 +277,7 @@ def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, k
 
 
 def fill_from(model: nn.Module, tensor_of: TensorOf, device: str, dtype: torch.dtype = torch.float32) -> None:
-    """Give a model without values those that `tensor_of` knows, frozen, in evaluation mode."""
+    """Set the parameters of a model to the values of `tensor_of`, frozen, in evaluation mode."""
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
         value = nn.Parameter(tensor_of(name, parameter.shape).to(device, dtype), requires_grad=False)

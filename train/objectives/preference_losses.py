@@ -1,8 +1,8 @@
 """Losses over pairs of a preferred and a rejected answer: pure functions of log-probabilities.
 
 Legend, per pair: c and r are log pi(y|x) of the chosen and the rejected answer under the policy, c0 and r0 under the
-frozen reference, each summed over an answer's tokens; |c| and |r| are those tokens' numbers. beta is the strength of
-the tie to the reference, and delta = (c - c0) - (r - r0), the margin in nats.
+frozen reference, each summed over the answer's tokens; |c| and |r| are numbers of tokens. beta is the strength of the
+KL penalty, and delta = (c - c0) - (r - r0), the margin in nats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.posttraining import Dpo, OwnLoss, PreferenceLoss
 
 REFERENCE_FREE = ("simpo", "orpo")
-"""Losses that look at the policy alone."""
+"""Losses that depend only on the policy."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PairLogps:
     Attributes:
         chosen, rejected: (n,) float32, summed over the answer's tokens, under the policy.
         reference_chosen, reference_rejected: (n,) the same under the frozen reference.
-        chosen_tokens, rejected_tokens: (n,) float32, tokens that were summed over, at least one.
+        chosen_tokens, rejected_tokens: (n,) float32, number of summed tokens, at least one.
     """
 
     chosen: Tensor
@@ -52,7 +52,7 @@ class PairLogps:
 
     @property
     def gains(self) -> tuple[Tensor, Tensor]:
-        """(c - c0, r - r0): what the policy has gained over the reference, in nats."""
+        """(c - c0, r - r0): log-ratios of the policy to the reference, in nats."""
         return self.chosen - self.reference_chosen, self.rejected - self.reference_rejected
 
     @property
@@ -63,7 +63,7 @@ class PairLogps:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What a loss gets beside the log-probabilities; see `mixtures.posttraining.Dpo`."""
+    """Settings of a loss; see `mixtures.posttraining.Dpo`."""
 
     beta: float
     label_smoothing: float = 0.0
@@ -73,26 +73,26 @@ class LossSettings:
 
     @classmethod
     def of(cls, section: Dpo) -> LossSettings:
-        """What a manifest says."""
+        """Settings of a manifest's section."""
         return cls(section.beta, section.label_smoothing, section.gamma_ratio, section.odds_weight, section.sft_weight)
 
 
 def preference_loss(
     kind: PreferenceLoss | Own, logps: PairLogps, settings: LossSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of each pair.
+    """Loss of each pair.
 
     Args:
-        kind: which one; the functions below say where each comes from. Or the user's own.
+        kind: name of a loss (the functions below cite their sources), or the user's own.
         logps: of n pairs.
-        settings: beta and what some losses need beside it.
+        settings: beta and further settings of some losses.
 
     Returns:
-        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient: beta times
-        what was gained over the reference, or for losses without one beta times the log-probability per token.
+        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient: beta times the
+        log-ratio to the reference, or for reference-free losses beta times the log-probability per token.
 
     Raises:
-        OwnCodeError: the user's own fails, or does not give a loss for each pair.
+        OwnCodeError: the user's own fails, or does not return a loss for each pair.
     """
     losses = own_losses(kind, logps) if isinstance(kind, Own) else LOSSES[kind](logps, settings)
     if settings.sft_weight:
@@ -104,25 +104,27 @@ def preference_loss(
 
 
 def own_losses(own: Own, logps: PairLogps) -> Tensor:
-    """The losses (n,) that a function of the user's gives.
+    """Losses (n,) from a user's function.
 
     Raises:
-        OwnCodeError: it fails, or what it returns is something else, or nothing that can be learned from.
+        OwnCodeError: it fails, or does not return a differentiable loss for each pair.
     """
     function = load_own(own, *(OwnLoss.takes or ()))
     with blaming(own.use):
-        found = function(logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
-    wanted = f"return a tensor of {len(logps.chosen)} losses, one for each pair"
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned {type(found).__name__}; {wanted}")
-    if found.shape != logps.chosen.shape:
-        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned a tensor of shape {tuple(found.shape)}; {wanted}")
-    if logps.chosen.requires_grad and not found.requires_grad:
+        losses = function(logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
+    remedy = f"return a tensor of {len(logps.chosen)} losses, one for each pair"
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned {type(losses).__name__}; {remedy}")
+    if losses.shape != logps.chosen.shape:
+        raise OwnCodeError(
+            f"{own.use.place}: {own.use.name} returned a tensor of shape {tuple(losses.shape)}; {remedy}"
+        )
+    if logps.chosen.requires_grad and not losses.requires_grad:
         raise OwnCodeError(
             f"{own.use.place}: what {own.use.name} returned has no gradient; compute it from "
             "chosen_logps and rejected_logps by torch, without detaching them"
         )
-    return found
+    return losses
 
 
 def dpo_loss(
@@ -272,7 +274,7 @@ def orpo_loss(
 
 
 def loss_at_start(kind: PreferenceLoss | Own, beta: float) -> float | None:
-    """What a loss with a reference is where the policy still is that reference; None for the others."""
+    """Value of a loss with a reference while the policy equals the reference; None for other losses."""
     if isinstance(kind, Own) or kind in REFERENCE_FREE:
         return None
     special = {"hinge": 1.0, "ipo": 1 / (4 * beta**2), "ipo_sum": 1 / (4 * beta**2)}
@@ -283,21 +285,23 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
     """log(1 - e^x) for x < 0, exact near 0 and far from it (Maechler 2012)."""
     x = x.clamp(max=-torch.finfo(x.dtype).tiny)
     near = x > -0.6931471805599453
-    # Each branch sees only what it is exact for: the other's infinities would poison the gradient.
+    # Each branch is evaluated only in its exact range, as infinities of the other would poison the gradient.
     return torch.where(
         near, torch.log(-torch.expm1(torch.where(near, x, -1.0))), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
     )
 
 
 LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
-    "sigmoid": lambda pairs, told: dpo_loss(*pairs.sums, told.beta),
-    "cdpo": lambda pairs, told: dpo_loss(*pairs.sums, told.beta, told.label_smoothing),
-    "robust": lambda pairs, told: robust_dpo_loss(*pairs.sums, told.beta, told.label_smoothing),
-    "hinge": lambda pairs, told: hinge_loss(*pairs.sums, told.beta),
-    "ipo": lambda pairs, told: ipo_loss(*pairs.sums, told.beta, *pairs.tokens),
-    "ipo_sum": lambda pairs, told: ipo_loss(*pairs.sums, told.beta),
-    "sigmoid_norm": lambda pairs, told: normalised_dpo_loss(*pairs.sums, *pairs.tokens, told.beta),
-    "simpo": lambda pairs, told: simpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, told.beta, told.gamma_ratio),
-    "orpo": lambda pairs, told: orpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, told.odds_weight),
+    "sigmoid": lambda pairs, settings: dpo_loss(*pairs.sums, settings.beta),
+    "cdpo": lambda pairs, settings: dpo_loss(*pairs.sums, settings.beta, settings.label_smoothing),
+    "robust": lambda pairs, settings: robust_dpo_loss(*pairs.sums, settings.beta, settings.label_smoothing),
+    "hinge": lambda pairs, settings: hinge_loss(*pairs.sums, settings.beta),
+    "ipo": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta, *pairs.tokens),
+    "ipo_sum": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta),
+    "sigmoid_norm": lambda pairs, settings: normalised_dpo_loss(*pairs.sums, *pairs.tokens, settings.beta),
+    "simpo": lambda pairs, settings: simpo_loss(
+        pairs.chosen, pairs.rejected, *pairs.tokens, settings.beta, settings.gamma_ratio
+    ),
+    "orpo": lambda pairs, settings: orpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, settings.odds_weight),
 }
-"""What a manifest calls each of them."""
+"""Losses by their names in a manifest."""
