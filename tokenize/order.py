@@ -11,13 +11,11 @@ those. Within each source the rows are shuffled by a keyed permutation, again in
 from the position alone, exactly, in memory proportional to the number of sources.
 
 A set with phases is read phase after phase, each in such an order over its own rows, so the bound holds within every
-phase. It is read once: after its last phase, which is there to end the training, its first has no place. Of a set that
-continues another one (`mix.continues`), the phases that were read of that one lie in the order in which they were, and
-are read so, whatever the seed.
+phase. It is read once: its last phase ends the training. A set that continues another (`mix.continues`) stores the
+phases already read in their order of reading, and they are read in that order for any seed.
 
-Of a set of which some rows are withheld, the order is the same without them: what comes before the first of them stays
-as it was. A training that has read none of them yet has read exactly a beginning of the shorter order, so it can
-resume from its checkpoint as if they had never been there.
+Withheld rows are skipped, and the order of all other rows is unchanged. A training that has read none of the withheld
+rows has read exactly a prefix of the shorter order, so it can resume from its checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A packed set, opened for reading: its rows, where their documents begin and end, and who they came from.
+"""Reader of packed sets: rows, boundaries and origins of their documents.
 
-`packed_files.py` says which files it consists of.
+`packed_files.py` defines the files.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from gristmill.tokenize.packed_rows import Shards
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A shard with what lies beside it.
+    """Opened shard with its boundaries and pieces.
 
     Attributes:
         name: of its file.
-        tokens: (rows, L) in the set's dtype, memory-mapped where it is local.
+        tokens: (rows, L) in the set's dtype, memory-mapped if local.
         boundaries: of its rows' document pieces.
         pieces: reads its table of pieces (PIECES_SCHEMA).
     """
@@ -120,10 +120,10 @@ class PackedSet:
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits of what its training rows hold: their tokens' checksums, shape and tokenizer.
+        """32 hexadecimal digits of its training rows: the checksums of their tokens, their shape and the tokenizer.
 
         Two sets with the same fingerprint have the same tokens in every row that is not withheld: a withheld row counts
-        with what it held before.
+        with its original tokens.
         """
         content = {
             "dtype": self.manifest["dtype"],
@@ -135,20 +135,20 @@ class PackedSet:
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
     def order(self, seed: int) -> Order:
-        """The order in which training with this seed reads the rows; a set with phases is read phase after phase, once.
+        """Order in which training with this seed reads the rows; a set with phases is read once, phase after phase.
 
-        Withheld rows are left out of it, and all others follow one another as they would with them.
+        Withheld rows are skipped; the order of all others is unchanged.
         """
         order = Order.of_phases(self.phases, seed, len(self._begun))
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
     def phase_ends(self) -> list[int]:
-        """The positions at which the phases end that the manifest gave the mixture; a single one ends with the set."""
+        """Positions at which the manifest's phases end; the end of the set for a single phase."""
         ends = self.manifest.get("phase_ends") or np.cumsum([sum(rows) for rows in self.phases]).tolist()
         return self._positions_of(ends)
 
     def described_phases(self) -> list[dict[str, Any]]:
-        """Of each phase its first position, `begin`, and `shares`, what of it each source has; none of a single one."""
+        """First position (`begin`) and `shares` by source of each phase; empty for a single phase."""
         if len(self.phases) == 1:
             return []
         begins = self._positions_of(np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist())
@@ -161,20 +161,20 @@ class PackedSet:
         ]
 
     def _positions_of(self, rows: list[int]) -> list[int]:
-        """How many positions lie before each of some borders of phases, which are numbers of rows."""
+        """Number of positions before each phase border, given as row numbers."""
         return [row - int((self.withheld < row).sum()) for row in rows]
 
     def sets_before(self) -> list[SetBefore]:
-        """The sets that this one continues (`mix.continues`), the last one first; none in general."""
-        told = self.manifest.get("continues")
-        return [] if told is None else sets_before(Continues.model_validate(told))
+        """Sets that this one continues (`mix.continues`), the latest first; usually empty."""
+        section = self.manifest.get("continues")
+        return [] if section is None else sets_before(Continues.model_validate(section))
 
     def sums(self) -> np.ndarray:
-        """The checksums (uint64) of all training rows, which a mixture has beside its shards."""
+        """Checksums (uint64) of all training rows, stored beside the shards."""
         return read_sums(self.folder, [entry["file"] for entry in self._entries])
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of training rows, in the order asked for.
+        """Tokens of training rows, in the requested order.
 
         Args:
             rows: int64 of shape (n,), in [0, R).
@@ -185,22 +185,22 @@ class PackedSet:
         return self.tokens(rows).astype(np.int64)
 
     def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The same as `read`, in the files' dtype.
+        """Tokens of training rows in the files' dtype, in the requested order.
 
         Args:
             rows: int64 of shape (n,), in [0, R).
-            out: (n, L) in the files' dtype, contiguous: where to. Without it, memory that is used again once nothing
-                refers to it.
+            out: (n, L) in the files' dtype, contiguous, to fill. None for a buffer that is reused when no longer
+                referenced.
         """
         return self._shards.tokens(rows, out)
 
     @property
     def local(self) -> bool:
-        """Whether its files lie on a local disk."""
+        """Whether its files are on a local disk."""
         return self._shards.local
 
     def close(self) -> None:
-        """Ask an object store for nothing more, and let the cache's files go; a local set has nothing to close."""
+        """Stop requests to an object store and release the cache's files; no effect on a local set."""
         self._shards.close()
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
@@ -208,7 +208,7 @@ class PackedSet:
         return sources_of_rows(self.phases, self._locate(rows)[0], self._begun)
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
-        """Where the document pieces of training rows (int64, shape (n,)) begin and end, in the order asked for."""
+        """Boundaries of the document pieces of training rows (int64, shape (n,)), in the requested order."""
         rows, shards = self._locate(rows)
         if not len(rows):
             return join([])
@@ -224,10 +224,10 @@ class PackedSet:
         return parts[0] if len(parts) == 1 else join(parts).of(back)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Each token's number within its document piece (int32, shape (n, L)), boundaries.PADDING where it has none.
+        """Position of each token within its document piece (int32, shape (n, L)); boundaries.PADDING for padding.
 
-        A 0 begins a piece: this is what masks attention between documents, restarts rotary positions and takes
-        padding out of the loss.
+        A 0 begins a piece: positions mask attention between documents, restart rotary positions and exclude padding
+        from the loss.
         """
         return self.boundaries(rows).positions(self.sequence_length)
 
@@ -240,7 +240,7 @@ class PackedSet:
         return self._shards.load(self._held_out(source))
 
     def pieces(self, rows: np.ndarray) -> pa.Table:
-        """The document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
+        """Document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
         rows, shards = self._locate(rows)
         return pa.concat_tables(
             [
@@ -253,58 +253,58 @@ class PackedSet:
         )
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
-        """Where documents were put: their pieces in the training rows (PIECES_SCHEMA), of all copies, by row."""
+        """Pieces of documents in the training rows (PIECES_SCHEMA), of all copies, by row."""
         return pa.concat_tables(
             [NO_PIECES, *(pieces_of_documents(self.folder, entry["file"], documents) for entry in self._entries)]
         )
 
     def rows_of_document(self, document: bytes) -> pa.Table:
-        """Where a document was put: its pieces in the training rows (PIECES_SCHEMA), of all copies."""
+        """Pieces of a document in the training rows (PIECES_SCHEMA), of all copies."""
         return self.rows_of_documents([document])
 
     def validation_rows_of_documents(self, source: str, documents: Collection[bytes]) -> pa.Table:
-        """Where documents are held out: their pieces in a source's held-out rows (PIECES_SCHEMA)."""
+        """Pieces of documents in a source's held-out rows (PIECES_SCHEMA)."""
         return pieces_of_documents(self.folder, self._held_out(source)["file"], documents)
 
     def validation_pieces(self, source: str) -> pa.Table:
-        """The document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
+        """Document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
         return all_pieces(self.folder, self._held_out(source)["file"])
 
     def validation_boundaries(self, source: str) -> Boundaries:
-        """Where the document pieces of a source's held-out rows begin and end."""
+        """Boundaries of the document pieces of a source's held-out rows."""
         return self._boundaries_of(self._held_out(source), 0)
 
     def shards_of(self, rows: np.ndarray) -> list[str]:
-        """The files that hold some training rows, in their order."""
+        """Files that hold the training rows, in order."""
         return [self._entries[shard]["file"] for shard in np.unique(self._locate(rows)[1]).tolist()]
 
     def ledger(self, documents: Collection[bytes]) -> pa.Table:
-        """What is known of documents (LEDGER_SCHEMA), by id; those that were never tokenised are not there."""
+        """Ledger entries of documents (LEDGER_SCHEMA), by id; documents that were never tokenised are absent."""
         tables: dict[str, list[bytes]] = {}
         count = self.manifest.get(LEDGERS, 1)
         for document in sorted(documents):
             leading = int.from_bytes(document[:8]) * count >> 64
             tables.setdefault(ledger_name(leading, count), []).append(document)
-        found = [read_matching(self.folder / name, "id", ids) for name, ids in tables.items()]
-        return pa.concat_tables(found) if found else LEDGER_SCHEMA.empty_table()
+        tables_read = [read_matching(self.folder / name, "id", ids) for name, ids in tables.items()]
+        return pa.concat_tables(tables_read) if tables_read else LEDGER_SCHEMA.empty_table()
 
     @property
     def has_ledger(self) -> bool:
-        """Whether it knows the documents that it was made of: it was mixed, or it holds examples."""
+        """Whether the set has a ledger of its documents: it was mixed, or it holds examples."""
         return (self.folder / ledger_name(0, self.manifest.get(LEDGERS, 1))).exists()
 
     def open_training(self, compare: bool = True) -> list[OpenShard]:
-        """The shards of the training rows, one after another.
+        """Open the shards of the training rows, in order.
 
         Args:
-            compare: hold the tokens of each local one against its checksum first, which reads all of them.
+            compare: first check local tokens against their checksums, which reads all of them.
         """
         return [
             self._open_shard(shard, self._shards.first(number), compare) for number, shard in enumerate(self._entries)
         ]
 
     def open_validation(self) -> list[OpenShard]:
-        """The shards of the held-out rows, source by source."""
+        """Open the shards of the held-out rows, source by source."""
         return [
             self._open_shard(entry, 0)
             for source in self.sources
@@ -312,7 +312,7 @@ class PackedSet:
         ]
 
     def verify(self, deep: bool = False) -> None:
-        """Check that all files are there with their sizes, and with `deep` their checksums.
+        """Check that all files exist with their sizes, and with `deep` their checksums.
 
         Raises:
             PackedSetError: names the file that differs.
@@ -349,7 +349,7 @@ class PackedSet:
             if path.name in entry.get("beside", {}):
                 here = self._shards.here(path.name, entry["beside"][path.name])
                 self._bounds[name] = read_boundaries(here, entry["rows"])
-            else:  # a set from before there were such files
+            else:  # a set of an older format without boundary files
                 pieces = all_pieces(self.folder, name)
                 columns = {column: pieces[column].to_numpy() for column in ("row", "start", "length")}
                 self._bounds[name] = boundaries_of(columns, first, entry["rows"], self.sequence_length)
@@ -357,17 +357,17 @@ class PackedSet:
 
 
 def all_pieces(folder: Path, file: str) -> pa.Table:
-    """The document pieces (PIECES_SCHEMA) of a shard, ordered by row and start."""
+    """Document pieces (PIECES_SCHEMA) of a shard, ordered by row and start."""
     return read_table(folder / pieces_name(file)).cast(PIECES_SCHEMA)
 
 
 def pieces_of_rows(folder: Path, file: str, rows: np.ndarray) -> pa.Table:
-    """The document pieces (PIECES_SCHEMA) of some rows (int64) of a shard; reads only the row groups that have them."""
+    """Document pieces (PIECES_SCHEMA) of rows (int64) of a shard; reads only the row groups with these rows."""
     return read_matching(folder / pieces_name(file), "row", rows.tolist()).cast(PIECES_SCHEMA)
 
 
 def pieces_of_documents(folder: Path, file: str, documents: Collection[bytes]) -> pa.Table:
-    """The pieces (PIECES_SCHEMA) of documents in a shard, found by the index beside it."""
-    found = read_matching(folder / ids_name(file), "id", list(documents), ["row"])["row"]
-    pieces = pieces_of_rows(folder, file, np.unique(found.to_numpy()))
+    """Pieces (PIECES_SCHEMA) of documents in a shard, located by the index beside it."""
+    matching_rows = read_matching(folder / ids_name(file), "id", list(documents), ["row"])["row"]
+    pieces = pieces_of_rows(folder, file, np.unique(matching_rows.to_numpy()))
     return pieces.filter(pc.is_in(pieces["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))

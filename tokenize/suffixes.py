@@ -1,8 +1,8 @@
-"""Kernels over the suffixes of packed rows: what follows a place in a row, up to the end of its document's piece.
+"""Kernels over the suffixes of packed rows: the tokens from a place in a row to the end of its document's piece.
 
-A place is a number, row x L + start. Suffixes are ordered token by token, a shorter one before those that it begins
-(Manber & Myers 1993), within buckets: those whose first n tokens have hashes with the same leading bits. All places of
-a passage of n tokens or more lie in one bucket, side by side. Rows are read where shards are mapped, by addresses.
+A place is a number, row x L + start. Suffixes are ordered token by token, a prefix before its extensions (Manber &
+Myers 1993), within buckets: suffixes whose first n tokens have hashes with the same leading bits. All places of a
+passage of at least n tokens are contiguous in one bucket. Rows are read from mapped shards, by address.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gristmill.tokenize.packed import OpenShard
 from gristmill.tokenize.packed_files import expect_far_reads, read_ahead
 
 RUN = 8
-"""So many suffixes are sorted by insertion, then runs of them are merged."""
+"""Suffixes sorted by insertion before runs are merged."""
 
 
 class Rows(NamedTuple):
-    """Where training rows lie in memory, which a kernel reads as long as the `MappedRows` that has them is held.
+    """Addresses of training rows, valid for kernels while their `MappedRows` is alive.
 
     Attributes:
-        tokens, offsets, bounds: uint64 (shards,), addresses of the tokens and of what `Boundaries` has.
-        ends: int64 (shards,), the first row behind each shard.
+        tokens, offsets, bounds: uint64 (shards,), addresses of the tokens and of the arrays of `Boundaries`.
+        ends: int64 (shards,), end of each shard in rows.
         length: tokens per row, L.
-        wide: whether tokens are uint32, not uint16.
+        wide: tokens are uint32, not uint16.
     """
 
     tokens: np.ndarray
@@ -41,15 +41,15 @@ class Rows(NamedTuple):
 
 
 class MappedRows:
-    """The training rows of a set, mapped.
+    """Memory-mapped training rows of a set.
 
     Args:
-        shards: all of them, in their order.
+        shards: all of them, in order.
         length: tokens per row, L.
         dtype: of the tokens.
 
     Attributes:
-        rows: what the kernels take.
+        rows: argument of the kernels.
         dtype: of the tokens.
     """
 
@@ -71,22 +71,22 @@ class MappedRows:
     def expect_far_reads(self) -> None:
         """See `packed_files.expect_far_reads`."""
         for arrays in self._kept:
-            for one in arrays:
-                expect_far_reads(one)
+            for array in arrays:
+                expect_far_reads(array)
 
     def read_ahead(self, places: np.ndarray, tokens: int) -> None:
-        """Have the system read so many tokens from some places on (int64), and where their pieces end."""
+        """Prefetch `tokens` tokens from each place on (int64), and the bounds of their pieces."""
         length = self.rows.length
         numbers = np.searchsorted(self.rows.ends, places // length, side="right")
-        of_shard = [
+        places_by_shard = [
             places[numbers == number] - (self.rows.ends[number - 1] * length if number else 0)
             for number in range(len(self._kept))
         ]
-        for (held, offsets, _), found in zip(self._kept, of_shard, strict=True):
-            read_ahead(held, found, np.minimum(found + tokens, held.size))
-            read_ahead(offsets, found // length, found // length + 2)
-        for (_, offsets, bounds), found in zip(self._kept, of_shard, strict=True):
-            read_ahead(bounds, offsets[found // length], offsets[found // length + 1])
+        for (shard_tokens, offsets, _), shard_places in zip(self._kept, places_by_shard, strict=True):
+            read_ahead(shard_tokens, shard_places, np.minimum(shard_places + tokens, shard_tokens.size))
+            read_ahead(offsets, shard_places // length, shard_places // length + 2)
+        for (_, offsets, bounds), shard_places in zip(self._kept, places_by_shard, strict=True):
+            read_ahead(bounds, offsets[shard_places // length], offsets[shard_places // length + 1])
 
 
 @kernel
@@ -98,7 +98,7 @@ def _token(address, at, wide):  # type: ignore[no-untyped-def]
 
 @kernel
 def _address(place, rows):  # type: ignore[no-untyped-def]
-    """Where the tokens from a place on lie."""
+    """Address of the tokens from a place on."""
     shard = np.searchsorted(rows.ends, place // rows.length, side="right")
     first = rows.ends[shard - 1] * rows.length if shard else np.int64(0)
     return rows.tokens[shard] + np.uint64((place - first) * (4 if rows.wide else 2))
@@ -112,7 +112,7 @@ def _tokens_left(place, rows):  # type: ignore[no-untyped-def]
     within = row - (rows.ends[shard - 1] if shard else 0)
     entries = carray(pointer(rows.offsets[shard] + np.uint64(8 * within)), (2,), np.int64)
     low, high, start = entries[0], entries[1] - 1, place - row * rows.length
-    while low < high:  # the first bound behind the place
+    while low < high:  # the first bound after the place
         middle = (low + high) // 2
         if carray(pointer(rows.bounds[shard] + np.uint64(4 * middle)), (1,), np.int32)[0] <= start:
             low = middle + 1
@@ -122,24 +122,24 @@ def _tokens_left(place, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _is_before(one, other, n, rows):  # type: ignore[no-untyped-def]
-    """Whether the suffix of a place stands before that of another; both have n tokens or more."""
-    first, second = _address(one, rows), _address(other, rows)
-    for at in range(n):  # most differ here, and where they end need not be looked up
-        left, right = _token(first, at, rows.wide), _token(second, at, rows.wide)
-        if left != right:
-            return left < right
-    ends, end = _tokens_left(one, rows), _tokens_left(other, rows)
+def _is_before(place, other_place, n, rows):  # type: ignore[no-untyped-def]
+    """Whether the suffix of a place precedes that of another; both have at least n tokens."""
+    first, second = _address(place, rows), _address(other_place, rows)
+    for at in range(n):  # most differ here, without looking up their ends
+        token, other_token = _token(first, at, rows.wide), _token(second, at, rows.wide)
+        if token != other_token:
+            return token < other_token
+    ends, end = _tokens_left(place, rows), _tokens_left(other_place, rows)
     for at in range(n, min(ends, end)):
-        left, right = _token(first, at, rows.wide), _token(second, at, rows.wide)
-        if left != right:
-            return left < right
+        token, other_token = _token(first, at, rows.wide), _token(second, at, rows.wide)
+        if token != other_token:
+            return token < other_token
     return ends < end
 
 
 @kernel
 def _hash(address, n, wide):  # type: ignore[no-untyped-def]
-    """A hash of the n tokens at an address: its first bits are their bucket, its last eight their print."""
+    """Hash of n tokens at an address: the leading bits are the bucket, the last eight the print."""
     value = np.uint64(n)
     for at in range(n):
         value = splitmix64(value ^ np.uint64(_token(address, at, wide)))
@@ -153,47 +153,47 @@ def _print(hashed):  # type: ignore[no-untyped-def]
 
 @kernel
 def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type: ignore[no-untyped-def]
-    """Every place in some rows that has n tokens of its document's piece, and its bucket.
+    """List the places in some rows that have n tokens of their document's piece, with their buckets.
 
     Args:
         first, last: rows [first, last), of one shard.
-        withheld: bool (last - first,), rows that are left out.
+        withheld: bool (last - first,), rows to skip.
         n, bits: of the index; 1 <= bits <= 32.
         rows: see Rows.
         buckets: uint32, filled.
         places: uint32 or uint64, filled.
 
     Returns:
-        how many there are.
+        the number of places.
     """
-    found = 0
+    count = 0
     for row in range(first, last):
         place, end = np.int64(row) * rows.length, np.int64(row + 1) * rows.length
         while place < end and not withheld[row - first]:
-            # Behind the last piece is padding, of which no tokens are left.
-            left = _tokens_left(place, rows)
-            if left <= 0:
+            # The last piece is followed by padding, which has no remaining tokens.
+            remaining = _tokens_left(place, rows)
+            if remaining <= 0:
                 break
             address = _address(place, rows)
-            for at in range(left - n + 1):
+            for at in range(remaining - n + 1):
                 hashed = _hash(address + np.uint64(at * (4 if rows.wide else 2)), n, rows.wide)
-                buckets[found] = hashed >> np.uint64(64 - bits)
-                places[found] = place + at
-                found += 1
-            place += left
-    return found
+                buckets[count] = hashed >> np.uint64(64 - bits)
+                places[count] = place + at
+                count += 1
+            place += remaining
+    return count
 
 
 @kernel
 def count_buckets(buckets, first, counts):  # type: ignore[no-untyped-def]
-    """Add to `counts` (int64) how many of `buckets` (uint32) there are of each number from `first` on."""
+    """Add to `counts` (int64) the number of `buckets` (uint32) of each number from `first` on."""
     for bucket in buckets:
         counts[np.int64(bucket) - first] += 1
 
 
 @kernel
 def deal_out(buckets, places, first, filled, dealt):  # type: ignore[no-untyped-def]
-    """Put each place where its bucket is filled up to: `filled` (int64), by bucket, in `dealt`."""
+    """Write each place to the next free slot of its bucket in `dealt`: `filled` (int64), by bucket."""
     for number in range(len(buckets)):
         bucket = np.int64(buckets[number]) - first
         dealt[filled[bucket]] = places[number]
@@ -202,7 +202,7 @@ def deal_out(buckets, places, first, filled, dealt):  # type: ignore[no-untyped-
 
 @kernel
 def _key(place, rows):  # type: ignore[no-untyped-def]
-    """The first tokens of a suffix as one number in their order: eight bytes, which every suffix has."""
+    """First tokens of a suffix as one number in suffix order: eight bytes, which every suffix has."""
     address, key = _address(place, rows), np.uint64(0)
     for at in range(2 if rows.wide else 4):
         key = key << np.uint64(32 if rows.wide else 16) | np.uint64(_token(address, at, rows.wide))
@@ -211,12 +211,12 @@ def _key(place, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-untyped-def]
-    """Sort the places of each bucket by their suffixes, and take their prints; equal ones stay in their order.
+    """Sort the places of each bucket by suffix, stable, and compute their prints.
 
     Args:
         places: uint32 or uint64, sorted in place.
-        starts: int64 (buckets + 1,), where each bucket begins.
-        n: tokens that every suffix has at the least, 4 or more.
+        starts: int64 (buckets + 1,), first place of each bucket.
+        n: least tokens of a suffix, at least 4.
         rows: see Rows.
         spare: like places, as large as the largest bucket.
         prints: uint8, like places, filled.
@@ -229,14 +229,14 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
             keys[at] = _key(np.int64(sorted_[at]), rows)
         for first in range(0, end - begin, RUN):
             for at in range(first + 1, min(first + RUN, end - begin)):
-                moved, key, to = sorted_[at], keys[at], at
-                while to > first and (
-                    key < keys[to - 1]
-                    or (key == keys[to - 1] and _is_before(np.int64(moved), np.int64(sorted_[to - 1]), n, rows))
+                place, key, slot = sorted_[at], keys[at], at
+                while slot > first and (
+                    key < keys[slot - 1]
+                    or (key == keys[slot - 1] and _is_before(np.int64(place), np.int64(sorted_[slot - 1]), n, rows))
                 ):
-                    sorted_[to], keys[to] = sorted_[to - 1], keys[to - 1]
-                    to -= 1
-                sorted_[to], keys[to] = moved, key
+                    sorted_[slot], keys[slot] = sorted_[slot - 1], keys[slot - 1]
+                    slot -= 1
+                sorted_[slot], keys[slot] = place, key
         width = RUN
         while width < end - begin:
             for first in range(0, end - begin - width, 2 * width):
@@ -250,38 +250,40 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
 
 @kernel
 def _merge(places, keys, first, middle, last, n, rows, spare, spare_keys):  # type: ignore[no-untyped-def]
-    """Merge two sorted runs that lie side by side."""
+    """Merge two adjacent sorted runs."""
     for at in range(middle - first):
         spare[at], spare_keys[at] = places[first + at], keys[first + at]
-    left, right, to = 0, middle, first
-    while left < middle - first:
-        if right < last and (
-            keys[right] < spare_keys[left]
-            or (keys[right] == spare_keys[left] and _is_before(np.int64(places[right]), np.int64(spare[left]), n, rows))
+    spare_slot, run_slot, target = 0, middle, first
+    while spare_slot < middle - first:
+        if run_slot < last and (
+            keys[run_slot] < spare_keys[spare_slot]
+            or (
+                keys[run_slot] == spare_keys[spare_slot]
+                and _is_before(np.int64(places[run_slot]), np.int64(spare[spare_slot]), n, rows)
+            )
         ):
-            places[to], keys[to] = places[right], keys[right]
-            right += 1
+            places[target], keys[target] = places[run_slot], keys[run_slot]
+            run_slot += 1
         else:
-            places[to], keys[to] = spare[left], spare_keys[left]
-            left += 1
-        to += 1
+            places[target], keys[target] = spare[spare_slot], spare_keys[spare_slot]
+            spare_slot += 1
+        target += 1
 
 
 @kernel
 def _shared(text, size, place, rows):  # type: ignore[no-untyped-def]
-    """How many tokens a text (`size` tokens at an address) and a suffix begin with alike, and whether the suffix
-    stands before the text."""
-    address, left = _address(place, rows), _tokens_left(place, rows)
-    for at in range(min(size, left)):
-        own, other = _token(text, at, rows.wide), _token(address, at, rows.wide)
-        if own != other:
-            return at, other < own
-    return min(size, left), left < size
+    """Common prefix length of a text (`size` tokens at an address) and a suffix, and whether the suffix sorts first."""
+    address, remaining = _address(place, rows), _tokens_left(place, rows)
+    for at in range(min(size, remaining)):
+        text_token, suffix_token = _token(text, at, rows.wide), _token(address, at, rows.wide)
+        if text_token != suffix_token:
+            return at, suffix_token < text_token
+    return min(size, remaining), remaining < size
 
 
 @kernel
 def hash_text(text, size, n, bits, wide, buckets, prints):  # type: ignore[no-untyped-def]
-    """The buckets (int64) and the prints (uint8) of every n tokens of a text at an address, of (size - n + 1,)."""
+    """Compute bucket (int64) and print (uint8) of every n tokens of a text at an address: (size - n + 1,)."""
     for at in range(size - n + 1):
         hashed = _hash(text + np.uint64(at * (4 if wide else 2)), n, wide)
         buckets[at], prints[at] = np.int64(hashed >> np.uint64(64 - bits)), _print(hashed)
@@ -289,13 +291,13 @@ def hash_text(text, size, n, bits, wide, buckets, prints):  # type: ignore[no-un
 
 @kernel
 def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-def]
-    """Narrow parts of a partition to where places with the same print may be, to nothing where there is none.
+    """Narrow ranges of a partition to places with a matching print; empty if there is none.
 
     Args:
         prints: uint8, of the partition.
-        wanted: uint8 (k,), a print for each part.
-        most: parts that are longer are left as they are.
-        firsts, lasts: int64 (k,), the parts [first, last), changed.
+        wanted: uint8 (k,), a print for each range.
+        most: longer ranges are left unchanged.
+        firsts, lasts: int64 (k,), the ranges [first, last), updated.
     """
     for number in range(len(wanted)):
         first, last = firsts[number], lasts[number]

@@ -1,7 +1,7 @@
-"""Where tokenised documents are: those that were read and tokenised here, and those whose tokens were made elsewhere.
+"""Corpora of tokenised documents: those tokenised here, and those imported as tokens.
 
-Both are token parts beside document shards, in folders of their own. Whoever goes through all tokenised documents goes
-through the corpora; a corpus looks like the inputs of a stage that has only documents of one kind.
+Both are token parts beside document shards, in separate folders. A corpus has the form of a stage's inputs with
+documents of a single kind; readers of all tokenised documents iterate over the corpora.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from gristmill.mixtures.sources import IMPORTED
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 DOCUMENTS, TOKENS = "documents", "tokens"
-"""Folders of its output: what `ingest` writes, and what `tokenize` does."""
+"""Folders of the stage's output: documents in the form of `ingest`, tokens in the form of `tokenize`."""
 
 
 def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
-    """The inputs by which documents of each kind are read: stage -> folder, with `ingest` in each."""
-    here = {name: folder for name, folder in inputs.items() if name != IMPORTED}
-    found = [here] if "ingest" in inputs else []
+    """Inputs of each corpus: stage -> folder, with `ingest` in each."""
+    local_inputs = {name: folder for name, folder in inputs.items() if name != IMPORTED}
+    all_corpora = [local_inputs] if "ingest" in inputs else []
     if IMPORTED in inputs:
         imported = {"ingest": inputs[IMPORTED] / DOCUMENTS, "tokenize": inputs[IMPORTED] / TOKENS}
-        found.append({**imported, **{name: inputs[name] for name in ("tokenizer", "mix") if name in inputs}})
-    return found
+        all_corpora.append({**imported, **{name: inputs[name] for name in ("tokenizer", "mix") if name in inputs}})
+    return all_corpora
 
 
 def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
-    """What the tokens of an imported document say.
+    """Decoded tokens of an imported document.
 
     Args:
-        corpus: the inputs of the imported ones, with `tokenizer`.
-        shard, row: where it is.
+        corpus: the inputs of the imported corpus, with `tokenizer`.
+        shard, row: location of the document.
     """
     from gristmill.tokenize.encoding.encode import docs_name, tokens_name
     from gristmill.tokenize.encoding.tokenizer import load
@@ -45,5 +45,5 @@ def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
 
 
 def corpus_shards(inputs: Mapping[str, Path]) -> list[tuple[dict[str, Path], str]]:
-    """All document shards, each with the inputs of its corpus: number n is what a packed set's ledger calls shard n."""
+    """All document shards with their corpus; position n is shard n of a packed set's ledger."""
     return [(corpus, shard) for corpus in corpora(inputs) for shard in shard_names(corpus["ingest"])]

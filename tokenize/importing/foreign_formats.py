@@ -1,8 +1,8 @@
-"""What the token files of other tools hold: each function's docstring names the writer that it follows.
+"""Token files of other tools; each function's docstring names the writer whose format it follows.
 
-A file becomes `Runs`: where runs of tokens lie in its bytes. A run is a document where the format says where documents
-end (Megatron's index, the metadata beside OLMo's arrays). Any other may hold several, with an end of text after or
-before each. `bounds_of` finds all documents of a file.
+A file is parsed into `Runs`: byte ranges of token runs. A run is one document if the format marks document ends
+(Megatron's index, the metadata beside OLMo's arrays); otherwise it may hold several, each with an end of text before or
+after it. `bounds_of` finds all documents of a file.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from gristmill.tokenize.packed_files import read_tokens
 
 Kind = Literal["megatron", "llmc", "olmo", "memmap", "mds"]
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point numbers, which are not tokens."""
+"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point types, which hold no tokens."""
 LLMC_EVALUATION_MAGIC = 20240522
-"""Of multiple-choice questions: `write_evalfile` in llm.c's dev/data/data_common.py."""
+"""Magic of multiple-choice questions: `write_evalfile` in llm.c's dev/data/data_common.py."""
 LLMC_DTYPES = {(LLMC_MAGIC, LLMC_VERSION): "<u2", (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION): "<u4"}
 NUMPY_MAGIC = b"\x93NUMPY"
 MDS_VERSION = 2
 MDS_INDEX = "index.json"
 MDS_COLUMNS = ("tokens", "input_ids")
-"""Where a sample's tokens are looked for, if the manifest names no column."""
+"""Token columns tried in order if the manifest names none."""
 SCAN_TOKENS = 1 << 22
-"""Tokens that are looked through at a time, so that memory stays flat."""
+"""Tokens scanned at a time, to bound memory."""
 MDS_DTYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""`_int2value_dtype` of mosaicml-streaming's base/format/mds/encodings.py, whole numbers only."""
+"""`_int2value_dtype` of mosaicml-streaming's base/format/mds/encodings.py, integers only."""
 
 
 class TokenFileError(ValueError):
-    """A file of tokens is damaged, or is not what the manifest says."""
+    """A token file that is damaged, or differs from the manifest."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """One file to read.
+    """Token file to read.
 
     Attributes:
-        name: relative to the source's path; of a shard of MDS as well.
-        location: where it is.
+        name: relative to the source's path, also for MDS shards.
+        location: path or address.
         size: bytes.
         kind: its format.
-        beside: location of its index (`.idx`), or of its metadata (`.csv.gz`).
-        shard: of MDS, what index.json says of it.
+        beside: location of its index (`.idx`) or metadata (`.csv.gz`).
+        shard: entry of index.json for an MDS shard.
     """
 
     name: str
@@ -75,14 +75,14 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Runs:
-    """Where runs of tokens lie in a file.
+    """Byte ranges of token runs in a file.
 
     Attributes:
         dtype: of the tokens, little-endian.
-        begin: int64 of shape (n,), first byte of each.
+        begin: int64 of shape (n,), first byte of each run.
         tokens: int64 of shape (n,).
         are_documents: whether each run is one document.
-        metadata: of each run, what the format says of its document; none if empty.
+        metadata: of each run's document, from the format; empty if it has none.
     """
 
     dtype: np.dtype[Any]
@@ -93,7 +93,7 @@ class Runs:
 
 
 def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.ndarray:
-    """The bytes [begin, end) of a file, uint8: memory-mapped where it is local, else read; packed shards unpacked."""
+    """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read; compressed shards are unpacked."""
     path, compression = as_path(file.location), (file.shard or {}).get("compression")
     if not compression and is_local(path):
         return read_tokens(path, np.dtype("u1"))[begin:end]
@@ -115,16 +115,16 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
 
 
 def runs_of(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None) -> Runs:
-    """Where the tokens of a file lie.
+    """Parse a file into its token runs.
 
     Args:
-        file: which.
+        file: to parse.
         content: its bytes (`content_of`).
-        dtype: of files that do not say it themselves.
-        column: of MDS, the one that holds the tokens.
+        dtype: of files that do not record it.
+        column: token column of MDS.
 
     Raises:
-        TokenFileError: it is damaged, or of another format.
+        TokenFileError: it is damaged, or has another format.
     """
     if file.kind == "megatron":
         return _megatron(file, content)
@@ -144,9 +144,9 @@ def _named(file: TokenFile, dtype: str | None) -> np.dtype[Any]:
 
 
 def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any]) -> Runs:
-    """One run from some byte to the end."""
-    tokens, rest = divmod(len(content) - begin, dtype.itemsize)
-    if rest:
+    """A single run from a byte to the end."""
+    tokens, remainder = divmod(len(content) - begin, dtype.itemsize)
+    if remainder:
         raise TokenFileError(
             f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a whole number of "
             f"{dtype.name}; correct `dtype:`, or the file, which may be cut off"
@@ -155,7 +155,7 @@ def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any
 
 
 def is_llmc(head: bytes) -> bool:
-    """Whether a file begins as llm.c's do."""
+    """Whether a file begins with a magic of llm.c."""
     first = int.from_bytes(head[:4], "little")
     return first in (LLMC_MAGIC, LLMC_WIDE_MAGIC, LLMC_EVALUATION_MAGIC)
 
@@ -170,9 +170,9 @@ def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
             f"{file.name}: holds multiple-choice questions for llm.c's evaluation, no text; leave it out"
         )
     if (magic, version) not in LLMC_DTYPES:
-        known = " or ".join(f"{magic} version {version}" for magic, version in LLMC_DTYPES)
+        allowed_headers = " or ".join(f"{magic} version {version}" for magic, version in LLMC_DTYPES)
         raise TokenFileError(
-            f"{file.name}: begins with {magic} version {version}, and files of llm.c with {known}; "
+            f"{file.name}: begins with {magic} version {version}, and files of llm.c with {allowed_headers}; "
             "set another `format:`"
         )
     runs = _whole(file, content, size, np.dtype(LLMC_DTYPES[magic, version]))
@@ -243,32 +243,32 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
         begin, stored = _numpy_header(file, content)
     else:
         begin, stored = 0, _named(file, dtype)
-    whole = _whole(file, content, begin, stored)
+    array_run = _whole(file, content, begin, stored)
     if file.beside is None:
-        return whole
+        return array_run
     with as_path(file.beside).open("rb") as stream:
         lines = list(csv.reader(io.StringIO(gzip.decompress(stream.read()).decode())))
     try:
         bounds = np.array([(int(line[0]), int(line[1])) for line in lines], np.int64).reshape(-1, 2)
     except (ValueError, IndexError) as error:
         raise TokenFileError(f"the metadata of {file.name}: a line does not begin with two numbers: {error}") from error
-    if len(bounds) and (bounds.min() < 0 or (bounds[:, 0] > bounds[:, 1]).any() or bounds.max() > whole.tokens[0]):
+    if len(bounds) and (bounds.min() < 0 or (bounds[:, 0] > bounds[:, 1]).any() or bounds.max() > array_run.tokens[0]):
         raise TokenFileError(
-            f"the metadata of {file.name}: a document lies outside of its {int(whole.tokens[0]):,} "
+            f"the metadata of {file.name}: a document lies outside of its {int(array_run.tokens[0]):,} "
             "tokens; they do not belong together, or `dtype:` is wrong"
         )
-    said = tuple(dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines)
+    line_metadata = tuple(dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines)
     return Runs(
         stored,
         begin + bounds[:, 0] * stored.itemsize,
         bounds[:, 1] - bounds[:, 0],
         are_documents=True,
-        metadata=said if any(said) else (),
+        metadata=line_metadata if any(line_metadata) else (),
     )
 
 
 def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[Any]]:
-    """Where the numbers of a file of `np.save` begin, and what they are."""
+    """Offset and dtype of the numbers in a file of `np.save`."""
     stream = io.BytesIO(content[:65536].tobytes())
     try:
         version = np.lib.format.read_magic(stream)
@@ -285,10 +285,10 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[A
 
 
 def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
-    """What an index.json of MosaicML Streaming says of its shards, in order.
+    """Shard entries of an index.json of MosaicML Streaming, in order.
 
     Raises:
-        TokenFileError: it is none, or of another version.
+        TokenFileError: it is not such an index, or has another version.
     """
     try:
         shards: list[dict[str, Any]] = json.loads(index.read_bytes())["shards"]
@@ -340,24 +340,24 @@ def _mds(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | 
 def _in_column(
     file: TokenFile, content: np.ndarray, begin: np.ndarray, size: np.ndarray, encoding: str, dtype: str | None
 ) -> Runs:
-    """The tokens behind the head of each array (`NDArray` in mosaicml-streaming's encodings.py)."""
-    kind, _, rest = encoding.partition(":")
-    if kind == "bytes":  # as llm-foundry's earlier convert_dataset_hf.py has them: int64
+    """Tokens after the header of each array (`NDArray` in mosaicml-streaming's encodings.py)."""
+    kind, _, parameters = encoding.partition(":")
+    if kind == "bytes":  # int64, as written by llm-foundry's earlier convert_dataset_hf.py
         stored = _named(file, dtype or "int64")
     elif kind == "ndarray":
-        named, _, shape = rest.partition(":")
+        dtype_name, _, shape = parameters.partition(":")
         begin = begin.copy()
-        if not named:
+        if not dtype_name:
             codes = set(content[begin].tolist())
             if len(codes) > 1 or not codes <= MDS_DTYPES.keys():
                 raise TokenFileError(
                     f"{file.name}: the arrays of its samples are of several dtypes, or of none that "
                     f"tokens have ({sorted(codes)})"
                 )
-            begin, size, named = begin + 1, size - 1, np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
-        stored = _named(file, named)
+            begin, size, dtype_name = begin + 1, size - 1, np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
+        stored = _named(file, dtype_name)
         if not shape:
-            # Axes and the width of their lengths in a byte, then the lengths.
+            # One byte with the number of axes and the width of their lengths, then the lengths.
             axes = content[begin].astype(np.int64)
             head = 1 + (axes >> 2) * (1 << (axes & 3))
             begin, size = begin + head, size - head
@@ -370,15 +370,15 @@ def _in_column(
 
 @dataclass(frozen=True)
 class Bounds:
-    """The documents of a file, without the ids that end them.
+    """Documents of a file, without the ids that end them.
 
     Attributes:
         dtype: of the tokens.
         begin: int64 of shape (n,), first byte of each.
-        tokens: int64 of shape (n,), 0 of empty ones.
-        ended: how many of them an end of text follows, or comes before.
-        other_end: the id that most of the others end with, and how many; None where none is left.
-        metadata: of each document, or none at all.
+        tokens: int64 of shape (n,), 0 for empty ones.
+        ended: number of documents with an end of text before or after them.
+        other_end: the most frequent other last id and its count; None if there is none.
+        metadata: of each document, or empty.
     """
 
     dtype: np.dtype[Any]
@@ -390,10 +390,10 @@ class Bounds:
 
 
 def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens: int | None) -> Bounds:
-    """The documents of a file's runs.
+    """Documents of a file's runs.
 
-    A run that is a document is one, without the end of text behind it. Any other run is cut at every end of text:
-    an empty stretch between two of them is not one. With `document_tokens` it is cut after that many tokens instead.
+    A run that is a document yields one, without its end of text. Any other run is cut at every end of text, ignoring
+    empty stretches; with `document_tokens` it is cut after that many tokens instead.
 
     Args:
         runs: see `formats.runs_of`.
@@ -419,20 +419,22 @@ def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens
     return Bounds(runs.dtype, np.concatenate([nothing, *begins]), np.concatenate([nothing, *lengths]), ended, None)
 
 
-def _places(tokens: np.ndarray, wanted: int) -> np.ndarray:
-    """Where an id stands: int64, ascending."""
-    found = [np.flatnonzero(tokens[at : at + SCAN_TOKENS] == wanted) + at for at in range(0, len(tokens), SCAN_TOKENS)]
-    return np.concatenate([np.empty(0, np.int64), *found])
+def _places(tokens: np.ndarray, token_id: int) -> np.ndarray:
+    """Positions of an id: int64, ascending."""
+    positions = [
+        np.flatnonzero(tokens[at : at + SCAN_TOKENS] == token_id) + at for at in range(0, len(tokens), SCAN_TOKENS)
+    ]
+    return np.concatenate([np.empty(0, np.int64), *positions])
 
 
 def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:
-    size, some = runs.dtype.itemsize, np.flatnonzero(runs.tokens)
-    last = runs.begin[some] + (runs.tokens[some] - 1) * size
+    size, nonempty = runs.dtype.itemsize, np.flatnonzero(runs.tokens)
+    last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
     ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel().astype(np.int64)
     is_end = ids == end_of_text
     tokens = runs.tokens.copy()
-    tokens[some[is_end]] -= 1
-    others, counts = np.unique(ids[~is_end], return_counts=True)
-    most = int(counts.argmax()) if len(counts) else -1
-    other = None if most < 0 else (int(others[most]), int(counts[most]))
-    return Bounds(runs.dtype, runs.begin, tokens, int(is_end.sum()), other, runs.metadata)
+    tokens[nonempty[is_end]] -= 1
+    other_ids, counts = np.unique(ids[~is_end], return_counts=True)
+    top = int(counts.argmax()) if len(counts) else -1
+    other_end = None if top < 0 else (int(other_ids[top]), int(counts[top]))
+    return Bounds(runs.dtype, runs.begin, tokens, int(is_end.sum()), other_end, runs.metadata)

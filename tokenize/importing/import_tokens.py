@@ -1,10 +1,10 @@
-"""The stage `import_tokens`: tokens that another tool has made, as token parts beside those of `tokenize`.
+"""Stage `import_tokens`: imports tokens of other tools as token parts beside those of `tokenize`.
 
-Output: `tokens/` holds what the stage `tokenize` writes (`part-00000.tokens.bin`, `part-00000.docs.parquet`), and
-`documents/` what `ingest` does, without texts: `part-00000.parquet` says which file and which document of it each one
-is. So a mixture, its ledger, an exclusion and a trace treat both alike (`corpora.py`).
+Output: `tokens/` in the form of the stage `tokenize` (`part-00000.tokens.bin`, `part-00000.docs.parquet`), and
+`documents/` in the form of `ingest`, without texts: `part-00000.parquet` holds the file and number of each document.
+A mixture, its ledger, an exclusion and a trace therefore treat both alike (`corpora.py`).
 
-An end of text is not a token of a document here: the mixture puts the tokenizer's own behind each.
+Documents do not include an end of text: the mixture appends the tokenizer's own to each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gristmill.tokenize.importing.token_files import token_files, token_listing
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 PART_TOKENS = 1 << 25
-"""Tokens per part, of whole documents: about as many bytes as a shard of the packed set has."""
+"""Tokens per part of whole documents: about the bytes of a shard of the packed set."""
 ORIGIN_SCHEMA = pa.schema(
     [
         ("id", pa.binary(ID_BYTES)),
@@ -44,17 +44,17 @@ ORIGIN_SCHEMA = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-"""Of `documents/`, as ingest's documents are, without the text."""
+"""Schema of `documents/`: ingest's documents without the text."""
 BOUNDS_SCHEMA = pa.schema([("begin", pa.int64()), ("tokens", pa.int64()), ("metadata", pa.string())])
 MOSTLY = 0.9
-"""Share of documents with another end than the tokenizer's from which that is taken for a mistake."""
+"""Share of documents with an end other than the tokenizer's that is treated as a mistake."""
 SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
-"""Of the first document of a source, decoded for a person to see whether it is text."""
+"""Tokens and characters of a source's first document, decoded for a person to check."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a document's part goes into a part of tokens: documents [first, stop) of a file."""
+    """Documents [first, stop) of a file that are copied into a part of tokens."""
 
     file: Mapping[str, Any]
     bounds: str
@@ -70,16 +70,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         inputs: `tokenizer`.
         config: `sources` (name -> its section and its `listing`).
         out: output folder.
-        context: where to run.
+        context: of the jobs.
 
     Returns:
-        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents, how many an end of text followed,
+        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents, documents with an end of text,
         and the beginning of the first), `warnings`.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source has no such files.
-        ChangedInputError: its files are no longer those that it was planned from.
-        TokenFileError: a file is damaged, of another format or of another tokenizer.
+        ChangedInputError: its files changed since the run was planned.
+        TokenFileError: a file is damaged, has another format or another tokenizer.
     """
     tokenizer = load(inputs["tokenizer"])
     sources = {
@@ -91,7 +91,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         _check_unchanged(name, config["sources"][name])
         files[name] = token_files(name, source.model_dump())
         _check_end(name, source, tokenizer)
-    looks = {
+    scan_tasks = {
         name: [
             Task(
                 f"{number:03d}-{place:06d}",
@@ -108,29 +108,37 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ]
         for number, (name, source) in enumerate(sources.items())
     }
-    flat = [task for tasks in looks.values() for task in tasks]
+    all_scan_tasks = [task for tasks in scan_tasks.values() for task in tasks]
     bounds = str(context.work / "bounds")
     results = dict(
-        zip((task.name for task in flat), run_tasks("bounds", flat, partial(_look, bounds), context), strict=True)
+        zip(
+            (task.name for task in all_scan_tasks),
+            run_tasks("bounds", all_scan_tasks, partial(_look, bounds), context),
+            strict=True,
+        )
     )
-    found = {name: [results[task.name] for task in tasks] for name, tasks in looks.items()}
-    warnings = [warning for name, source in sources.items() for warning in _check(name, source, found[name], tokenizer)]
+    file_results = {name: [results[task.name] for task in tasks] for name, tasks in scan_tasks.items()}
+    warnings = [
+        warning for name, source in sources.items() for warning in _check(name, source, file_results[name], tokenizer)
+    ]
     for warning in warnings:
         context.warn(warning)
     parts = [
         Task(
             f"part-{number:05d}",
-            {"source": name, "wanted": [asdict(one) for one in part]},
+            {"source": name, "wanted": [asdict(selection) for selection in part]},
             DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS,
         )
         for number, (name, part) in enumerate(
-            (name, part) for name in sources for part in _parts(files[name], found[name])
+            (name, part) for name in sources for part in _parts(files[name], file_results[name])
         )
     ]
     copied = run_tasks("copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context)
     counts = balance(copied, Judging().max_quarantined, context.stage)
     tokens = {
-        name: sum(one["tokens"] for one, part in zip(copied, parts, strict=True) if part.payload["source"] == name)
+        name: sum(
+            result["tokens"] for result, part in zip(copied, parts, strict=True) if part.payload["source"] == name
+        )
         for name in sources
     }
     return {
@@ -145,7 +153,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 "path": source.tokens,
                 "files": len(files[name]),
                 "formats": sorted({file.kind for file in files[name]}),
-                **{key: sum(one[key] for one in found[name]) for key in ("documents", "ended")},
+                **{key: sum(result[key] for result in file_results[name]) for key in ("documents", "ended")},
                 "sample": _sample(out, parts, name, tokenizer),
             }
             for name, source in sources.items()
@@ -157,7 +165,7 @@ def _check_unchanged(name: str, section: Mapping[str, Any]) -> None:
     planned = section.get("listing")
     if planned is None:
         return
-    now = token_listing(name, section, verify=any(one["stamp"].startswith("sha256:") for one in planned))
+    now = token_listing(name, section, verify=any(entry["stamp"].startswith("sha256:") for entry in planned))
     if now != planned:
         raise ChangedInputError(f"source {name!r}: its files changed since the run was planned; run again")
 
@@ -171,25 +179,31 @@ def _check_end(name: str, source: TokenSource, tokenizer: TextTokenizer) -> None
 
 
 def _look(folder: str, task: Task) -> Done:
-    """Find the documents of one file, and write where they are."""
-    file, asked = TokenFile(**task.payload["file"]), task.payload
+    """Find the documents of one file and write their bounds."""
+    file, options = TokenFile(**task.payload["file"]), task.payload
     content = content_of(file)
-    runs = runs_of(file, content, asked["dtype"], asked["column"])
-    found = bounds_of(runs, content, asked["end_of_text"], asked["document_tokens"])
-    metadata = [metadata_json(one) for one in found.metadata] or pa.nulls(len(found.begin), pa.string())
+    runs = runs_of(file, content, options["dtype"], options["column"])
+    document_bounds = bounds_of(runs, content, options["end_of_text"], options["document_tokens"])
+    metadata = [metadata_json(entry) for entry in document_bounds.metadata] or pa.nulls(
+        len(document_bounds.begin), pa.string()
+    )
     path = as_path(folder) / f"{task.name}.parquet"
     write_table(
-        path, pa.table({"begin": found.begin, "tokens": found.tokens, "metadata": metadata}, schema=BOUNDS_SCHEMA)
+        path,
+        pa.table(
+            {"begin": document_bounds.begin, "tokens": document_bounds.tokens, "metadata": metadata},
+            schema=BOUNDS_SCHEMA,
+        ),
     )
     return Done(
         [path],
         {
             "bounds": str(path),
-            "dtype": found.dtype.str,
-            "documents": len(found.begin),
-            "tokens": int(found.tokens.sum()),
-            "ended": found.ended,
-            "other_end": found.other_end,
+            "dtype": document_bounds.dtype.str,
+            "documents": len(document_bounds.begin),
+            "tokens": int(document_bounds.tokens.sum()),
+            "ended": document_bounds.ended,
+            "other_end": document_bounds.other_end,
             "are_documents": runs.are_documents,
             "looks_wide": _looks_wide(runs.dtype, content, runs.begin),
             "name": file.name,
@@ -198,7 +212,7 @@ def _look(folder: str, task: Task) -> Done:
 
 
 def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
-    """Whether 16-bit tokens are every other time 0, as 32-bit ones are that are read so."""
+    """Whether every other 16-bit token is 0, as in 32-bit tokens read at the wrong width."""
     if dtype.itemsize != 2 or not len(begin):
         return False
     first = int(begin[0])
