@@ -65,7 +65,6 @@ AREAS = {
     "kinds": ("dataprep.kinds_kept:rows",),
     "dialects": ("dataprep.dialects:rows",),
     "annotators": ("dataprep.annotators:rows",),
-    "memory": ("dataprep.memory:rows",),
     "bounds": ("bounds:rows",),
     "requests": ("store_requests:rows",),
     "tokenize": (

@@ -1,7 +1,7 @@
 """Memory does not grow with the documents: ingest, dedup, tokenize and mix of many short ones, each in its own process.
 
 Documents of 200 bytes, words of documentation of installed packages, are drawn by seeds, one in twenty a copy of an earlier one and one nearly so. What is measured is
-the peak of anonymous memory (`dataprep/memory.py` says why) of the largest process and of all together, the time, and
+the peak of anonymous memory (mapped files can be given back at any time) of the largest process and of all together, the time, and
 what a step leaves on the disk while it works and when it is done. `gristmill plan MANIFEST --documents N` draws these
 figures on (`flows/planning/at_scale.py`).
 
@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 
 from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
-from benchmarks.dataprep.memory import process_tree
-from benchmarks.measuring import Row, row
+from benchmarks.measuring import Row, process_tree, row
 from gristmill.dataprep.context import Context
 
 DOCUMENTS = 30_000_000

@@ -1,9 +1,11 @@
-"""Rows of a benchmark, their floors, and the timing of two sides in turns, so that both meet the same other load."""
+"""Rows of a benchmark, their floors, processes, and the timing of two sides in turns, so that both meet the same load."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -42,3 +44,15 @@ def fastest(repeats: int, *works: Callable[[], object], clock: Callable[[], floa
             work()
             seconds.append(clock() - begun)
     return [min(seconds) for seconds in taken]
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    tree = [pid]
+    for parent in tree:
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                tree.extend(map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the process has ended
+    return tree

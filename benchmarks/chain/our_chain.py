@@ -18,7 +18,7 @@ import yaml
 
 from benchmarks.chain.pages import Corpus, Pages, kind_of
 from benchmarks.dataprep.jobs import language_model
-from benchmarks.dataprep.memory import process_tree
+from benchmarks.measuring import process_tree
 from gristmill.flows.running.session import Session, open_session
 
 WORKERS = 2

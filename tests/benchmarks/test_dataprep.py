@@ -16,11 +16,13 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.dataprep import decontamination, dedup_million, duplicates, jobs, memory, reading
+from benchmarks.bounds import memory_of
+from benchmarks.dataprep import decontamination, dedup_million, duplicates, jobs, reading
 from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
 from benchmarks.dataprep.reading import Score, Snippets, score
 from benchmarks.dataprep.spans import repeated_bytes, write_shards
+from benchmarks.measuring import process_tree
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
 from gristmill.dataprep.reading import ingest
@@ -92,7 +94,9 @@ def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_p
 
 
 def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
-    memory.write_corpus(tmp_path / "texts", 100_000)
+    (tmp_path / "texts").mkdir()
+    lines = (json.dumps({"text": f"{number} wheels grind corn. " * 20}) for number in range(200))
+    (tmp_path / "texts" / "0.jsonl").write_text("\n".join(lines))
     sources = {"web": Source.model_validate({"path": str(tmp_path / "texts")})}
     listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
     tasks = ingest.plan(sources, listings, 1_000_000)
@@ -112,27 +116,12 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
     )
     assert parent.stdout is not None
     parent.stdout.readline()
-    tree = memory.process_tree(parent.pid)
-    sizes = [memory.anonymous_bytes(pid) for pid in tree]
+    tree = process_tree(parent.pid)
+    sizes = [memory_of(pid)[0] for pid in tree]
     parent.communicate()
     assert len(tree) == 2
     assert sizes[0] < 30_000_000 < sizes[1] < 100_000_000
-    assert memory.anonymous_bytes(parent.pid) == 0
-
-
-def test_a_preparation_that_needs_more_than_the_limit_is_ended(tmp_path: Path) -> None:
-    memory.write_corpus(tmp_path / "texts", 1000)
-    with pytest.raises(MemoryError, match=r"under a limit of 1000000 bytes took .* exit code -9"):
-        memory.measure(tmp_path, 1_000_000)
-
-
-def test_the_corpus_repeats_some_documents_and_is_the_same_every_time(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        assert 400_000 <= memory.write_corpus(tmp_path / name, 400_000) < 410_000
-    (first,), (second,) = tmp_path.glob("a/*"), tmp_path.glob("b/*")
-    lines = first.read_text().splitlines()
-    assert first.read_bytes() == second.read_bytes()
-    assert 0 < len(lines) - len(set(lines)) < len(lines) / 5
+    assert memory_of(parent.pid) == (0, 0)
 
 
 def test_scores_count_snippets_over_all_pages() -> None:
