@@ -1,6 +1,6 @@
-"""How much memory there is, and what to do where a stage ran out of it.
+"""Available memory, and advice for stages that run out of it.
 
-A stage holds some shards or a partition at a time, or a batch; what of that is too much can be made less by a setting.
+A stage keeps some shards, a partition or a batch in memory; a setting can reduce each of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from gristmill.flows.stages.stage import Stage
 FEWER_SHARDS = "fewer engine.workers, or smaller ingest.shard_bytes, need less"
 SMALLER_BATCHES = "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` says what takes how much"
 OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfMemoryException")
-"""Types of errors by which libraries say that there is no more."""
+"""Types of errors by which libraries report lack of memory."""
 
 
 def available_memory() -> int:
-    """Bytes of memory that a run may use here: what the machine has free, or a control group's limit if less."""
+    """Bytes of memory available to a run here: the machine's free memory, or a control group's limit if lower."""
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
         if line.startswith("MemAvailable:"):
@@ -27,5 +27,5 @@ def available_memory() -> int:
 
 
 def advise(stage: Stage) -> str:
-    """What to do where a stage ran out of memory."""
+    """Advice for a stage that ran out of memory."""
     return SMALLER_BATCHES if stage.trains else FEWER_SHARDS

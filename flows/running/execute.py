@@ -1,8 +1,8 @@
-"""The process of one stage: `python -m gristmill.flows.running.execute STAGE_DIR`. The folder is the whole interface.
+"""Process of one stage: `python -m gristmill.flows.running.execute STAGE_DIR`. The folder is the complete interface.
 
-`stage.json` says what to do; the files go to `data/`, everything that survives attempts to `work/`. The result is
-`work/result.json`, or `work/error.json` where it failed. A batch system would run exactly this command. Only the
-credentials of addresses are not in the folder: the environment has them.
+`stage.json` describes the work; the files go to `data/`, state across attempts to `work/`. The result is
+`work/result.json`, or `work/error.json` after a failure. A batch system would run exactly this command. Only
+credentials of addresses are not in the folder: they are in the environment.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secret
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
-"""Folder of a store with the answers of models, which outputs of any fingerprint share."""
+"""Folder of a store with the answers of models, which outputs of all fingerprints share."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the stage that a folder describes; returns the exit code."""
+    """Run the stage of a folder; returns the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
     folder = as_path(location)
     warn_by(print_warning)
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         return launch_training(folder, description["engine"])
     try:
         summary = run_stage(folder, description)
-    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+    except Exception as error:  # noqa: BLE001 - any error of a stage is recorded, and ends this process
         traceback.print_exc()
         write_error(folder, error)
         return EXIT_FAILED
@@ -54,16 +54,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
-    """Become torchrun; returns the exit code where that cannot be.
+    """Replace this process by torchrun; returns the exit code if that fails.
 
-    A training whose folder lies in an object store works in one of this machine (see train.loop.mirror). Of several
-    hosts this one leads; the others wait for it in `take_part.py`, and are told of it when it has fetched its inputs.
+    A training in an object store works in a local folder (see train.loop.mirror). Of several hosts this one is the
+    leader; the others wait in `take_part.py` until the leader has fetched its inputs.
     """
     from gristmill.train.loop.mirror import work_on
     from gristmill.train.parallel.hosts import hosts_of, lead
 
     try:
-        here = work_on(folder)
+        local_folder = work_on(folder)
         if hosts_of(engine) > 1:
             rendezvous = lead(folder, engine)
             if interface := engine["network"]["interface"]:
@@ -77,18 +77,18 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
                     ),
                 }
             )
-            command = rendezvous.command(here, leads=True)
+            command = rendezvous.command(local_folder, leads=True)
         else:
-            command = torchrun_command(here, engine["ranks"])
+            command = torchrun_command(local_folder, engine["ranks"])
         os.execvp(command[0], command)
-    except Exception as error:  # noqa: BLE001 - whatever the store raises is written down, and ends this process
+    except Exception as error:  # noqa: BLE001 - any error of the store is recorded, and ends this process
         traceback.print_exc()
         write_error(folder, error)
         return EXIT_FAILED
 
 
 def name_interface(interface: str) -> None:
-    """Tell gloo and NCCL which network to use."""
+    """Set the network interface of gloo and NCCL."""
     os.environ.update(GLOO_SOCKET_IFNAME=interface, NCCL_SOCKET_IFNAME=interface)
 
 
@@ -118,7 +118,7 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_error(folder: Path, error: BaseException) -> None:
-    """Leave the error's own sentence for whoever started this process."""
+    """Write the error's message for the process that started this one."""
     cause = error
     while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
         cause = cause.__cause__
@@ -128,12 +128,12 @@ def write_error(folder: Path, error: BaseException) -> None:
     try:
         write_json(path, {"type": type(cause).__name__, "message": message})
     except OSError as trouble:
-        # A full disk, perhaps: the parent process has been told.
+        # A full disk, perhaps; the parent process is informed.
         print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 
 def torchrun_command(folder: Path, ranks: int) -> list[str]:
-    """The command that runs a training stage on so many processes of this machine."""
+    """Command that runs a training stage on `ranks` processes of this machine."""
     return [
         sys.executable,
         "-m",

@@ -1,9 +1,9 @@
-"""A process from which others are forked once it has imported what they need: seen from outside, and its inside.
+"""Fork server: a process that imports modules once and forks workers from itself; client and server side.
 
-Server and parent share a socket, over which the parent passes two more descriptors per worker: a socket of its own,
-the worker's line, and where its output goes. Over the line go a request (JSON, one line) and as answers the process
-number and, once the worker has ended, its exit code. Closing the line kills the worker; closing the socket, as the
-parent's end does whatever ends it, kills all workers and the server.
+Server and parent share a socket, over which the parent passes two descriptors per worker: a socket, the worker's line,
+and the worker's output. The line carries a request (JSON, one line) and as answers the process number and, after the
+worker's end, its exit code. Closing the line kills the worker; closing the socket, as the parent's end always does,
+kills all workers and the server.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gristmill.dataprep.processes import ONE_THREAD, end_with_parent, without_co
 
 
 class ForkServer:
-    """A running fork server.
+    """Client of a running fork server.
 
     Args:
-        module: its inside, which gets the descriptor of a socket and serves it with `Server`.
-        environment: what its environment has beside that of this process.
-        arguments: what the module gets besides.
+        module: module to run, which gets the descriptor of a socket and serves it with `Server`.
+        environment: variables added to this process's environment.
+        arguments: further arguments of the module.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class ForkServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether workers can be had from it: it has not ended, and was started by this very process."""
+        """True if it can fork workers: it has not ended, and was started by this very process."""
         return self._parent == os.getpid() and self._process.poll() is None
 
     def import_soon(self, modules: Sequence[str]) -> None:
-        """Let the server import these before all others that it imports when it has nothing else to do."""
+        """Make the server import these modules first when it is idle."""
         line, theirs = socket.socketpair()
-        with line, theirs, self._lock, suppress(OSError):  # it has ended, as whoever starts a worker will hear
+        with line, theirs, self._lock, suppress(OSError):  # it has ended; starting a worker reports that
             socket.send_fds(self._socket, [b"m"], [theirs.fileno()])
             line.sendall(json.dumps(list(modules)).encode() + b"\n")
 
@@ -70,9 +70,9 @@ class ForkServer:
 
         Args:
             environment: all of the worker's environment variables.
-            modules: what the server imports before it forks, unless it has.
+            modules: modules that the server imports before the fork.
             output: the descriptor of the worker's standard output and error.
-            command: what it is to do, where the server's inside asks for that.
+            command: arguments of the work, if the server's module needs them.
 
         Raises:
             ForkServerError: the server has ended.
@@ -97,7 +97,7 @@ class ForkServer:
         return Forked(line, self._process)
 
     def close(self) -> None:
-        """End the server and what it has forked."""
+        """End the server and its workers."""
         if self._parent == os.getpid():
             self._socket.close()
             if not self._has_forked:
@@ -106,14 +106,14 @@ class ForkServer:
 
 
 class ForkServerError(RuntimeError):
-    """The server has ended."""
+    """The fork server has ended."""
 
 
 class Forked:
     """A worker process.
 
     Attributes:
-        pid: its number, once `wait` has heard of it.
+        pid: process number, once known.
     """
 
     def __init__(self, line: socket.socket, server: subprocess.Popen[bytes]) -> None:
@@ -122,13 +122,13 @@ class Forked:
         self._answers = line.makefile("rb")
 
     def begun(self) -> int:
-        """Its number, when it has begun.
+        """Wait for the worker's start; returns its process number.
 
         Raises:
-            ForkServerError: the server ended before.
+            ForkServerError: the server ended first.
         """
         answer = b""
-        with suppress(ConnectionResetError):  # so it ends where the server had not read the request
+        with suppress(ConnectionResetError):  # if the server had not read the request
             answer = self._answers.readline()
         if not answer:
             raise ForkServerError(f"the process that others are forked from ended with code {self._server.wait()}")
@@ -136,12 +136,12 @@ class Forked:
         return self.pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit code (negative: the signal that ended it); for one thread, once.
+        """Wait for its end and return its exit code (negative: the signal that ended it); for one thread, once.
 
-        Where the server ended, its workers have ended with it; the exit code is the server's.
+        If the server ended, its workers ended with it, and the exit code is the server's.
 
         Raises:
-            TimeoutError: it has not ended after so many seconds; it is killed.
+            TimeoutError: it has not ended in time; it is killed.
         """
         self._line.settimeout(timeout)
         with self._line, self._answers:
@@ -153,24 +153,23 @@ class Forked:
         return self._server.wait()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         with suppress(OSError):  # it has ended
             self._line.shutdown(socket.SHUT_WR)
 
 
 def _missing(request: Mapping[str, Any]) -> list[str]:
-    """The modules that a worker needs and that are not imported yet."""
+    """Modules of a request that are not imported yet."""
     return [name for name in request["modules"] if name not in sys.modules]
 
 
 class Server:
-    """Forks workers, tells what becomes of them, and ends those whose line was closed.
+    """Forks workers, reports their ends, and kills those whose line was closed.
 
     Args:
-        requests: the socket that is shared with the parent.
-        work: what a worker does with its request; returns its exit code, where that is not 0.
-        later: modules that are imported one by one whenever there is nothing else to do; those that are not installed
-            are passed over.
+        requests: socket shared with the parent.
+        work: function that handles a worker's request; returns its exit code, or None for 0.
+        later: modules that are imported one by one while idle; missing ones are skipped.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Serve until the parent is gone; the workers go with it."""
+        """Serve until the parent ends; the workers end too."""
         self._wake.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # any handler: it makes Python write to `_wake`
@@ -204,7 +203,7 @@ class Server:
             self._fork_those_ready()
 
     def _import_one(self) -> None:
-        """Import what the worker that was asked for first still needs; where none waits, what is wanted later."""
+        """Import a module for the first requested worker, or else a later one."""
         with without_collection():
             if self._asked_for:
                 importlib.import_module(_missing(self._asked_for[0][2])[0])
@@ -213,10 +212,10 @@ class Server:
                     importlib.import_module(self._later.pop(0))
 
     def _fork_those_ready(self) -> None:
-        """Fork the workers that need no module more: none waits for what another one needs."""
-        for asked in [one for one in self._asked_for if not _missing(one[2])]:
-            self._asked_for.remove(asked)
-            line, output, request = asked
+        """Fork the workers whose modules are all imported; none waits for the modules of another."""
+        for job in [entry for entry in self._asked_for if not _missing(entry[2])]:
+            self._asked_for.remove(job)
+            line, output, request = job
             self._fork(line, output, request)
             os.close(output)
 
@@ -230,7 +229,7 @@ class Server:
         with line.makefile("rb") as stream:
             content = stream.readline()
         if not content.endswith(b"\n"):
-            return True  # the parent ended meanwhile, which is the next thing to be seen
+            return True  # the parent has ended, which the next event shows
         if kind == b"m":
             self._later[:0] = json.loads(content)
             line.close()
@@ -255,9 +254,9 @@ class Server:
             self._selector.close()
             for end in (self._requests, self._woken, self._wake, line, *self._workers.values()):
                 end.close()
-            for end, other, _ in self._asked_for:
+            for end, descriptor, _ in self._asked_for:
                 end.close()
-                os.close(other)
+                os.close(descriptor)
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.close(output)
@@ -270,7 +269,7 @@ class Server:
             os._exit(code)
 
     def _kill_worker_of(self, line: Any) -> None:
-        pid = next((pid for pid, own in self._workers.items() if own is line), None)
+        pid = next((pid for pid, worker_line in self._workers.items() if worker_line is line), None)
         if pid is not None:  # else it has just ended by itself
             self._selector.unregister(line)
             os.kill(pid, signal.SIGKILL)

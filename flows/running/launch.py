@@ -1,4 +1,4 @@
-"""Running stages from a terminal: through the Prefect flow or without it, with one display and one record."""
+"""Running stages from a terminal: with or without the Prefect flow, with the same display and record."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ STORE_ADVICE = {
     ),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there"),
 }
-"""What to do first about an error of the system."""
+"""Advice for system errors, by number."""
 SHOWN_NAMES = 3
-"""Of files that were not written."""
+"""Unwritten files named in a message."""
 LINE_CHARS = 10_000
-"""Width of the console behind JSON lines: a sentence is one line."""
+"""Width of the console for JSON lines: sentences are not wrapped."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
 class Display(Observer, Protocol):
-    """An observer with bars that move, on a terminal or in a notebook."""
+    """An observer with progress bars, on a terminal or in a notebook."""
 
     def stop_bar(self) -> None:
-        """Take the bars away, whatever happened."""
+        """Remove the bars."""
 
 
 def launch(
@@ -63,14 +63,14 @@ def launch(
     summarise: bool,
     json_lines: bool = False,
 ) -> int:
-    """Run stages, print how they go, and return the exit code.
+    """Run stages, print their progress, and return the exit code.
 
     Args:
         session: the opened manifest.
-        stages: which stages, in order.
-        force: which of them to rebuild.
-        tracked: whether the run is recorded in Prefect.
-        summarise: whether to print the run's summary at the end.
+        stages: stages to run, in order.
+        force: stages to rebuild.
+        tracked: True to record the run in Prefect.
+        summarise: True to print the run's summary at the end.
         json_lines: write JSON lines, and no summary.
     """
     if json_lines:
@@ -81,8 +81,8 @@ def launch(
         run = run_stages(session, stages, force, tracked, TerminalObserver(console, stages), console)
     except (StageFailedError, LeaseLostError) as error:
         failure = (str(error), EXIT_STAGE_FAILED)
-    except KeyboardInterrupt as asked:
-        failure = (str(asked) or f"interrupted; resume with: {session.command('run')}", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as interrupted:
+        failure = (str(interrupted) or f"interrupted; resume with: {session.command('run')}", EXIT_INTERRUPTED)
     if failure is not None:
         plain_console(stderr=True).print(Text(failure[0], style="red"), soft_wrap=True)
         return failure[1]
@@ -94,7 +94,7 @@ def launch(
 
 
 def launch_with_json_lines(session: Session, stages: list[str], force: frozenset[str], tracked: bool) -> int:
-    """Run stages, write all that happens as JSON lines, and return the exit code; see `launch`."""
+    """Run stages, write all events as JSON lines, and return the exit code; see `launch`."""
     lines = JsonLines(cast(TextIO, LastingStream(sys.stdout)))
     console = plain_console(cast(TextIO, lines))
     console.width = LINE_CHARS
@@ -119,12 +119,12 @@ def launch_with_json_lines(session: Session, stages: list[str], force: frozenset
 def run_stages(
     session: Session, stages: list[str], force: frozenset[str], tracked: bool, observer: Display, console: Console
 ) -> Path:
-    """Run stages and return the run's folder; an interrupt ends them first, so that they can be resumed.
+    """Run stages and return the run's folder; an interrupt first ends them so that they can resume.
 
     Args:
         session, stages, force, tracked: see `launch`.
-        observer: shows how they go.
-        console: where to say which Prefect shows the run.
+        observer: display of their progress.
+        console: output for the address of Prefect's UI.
 
     Raises:
         StageFailedError: a stage failed, a model cannot be asked, or the store cannot be used.
@@ -133,15 +133,15 @@ def run_stages(
     session.forget_kept(force)
     if unreachable := unreachable_models(session, stages, force):
         raise StageFailedError("\n".join([*unreachable, "nothing was run"]))
-    # Only the main thread hears signals; elsewhere whoever started the thread does.
+    # Only the main thread receives signals; elsewhere the caller handles them.
     hears = threading.current_thread() is threading.main_thread()
-    # A shell that starts something in the background lets it ignore Ctrl-C.
+    # A shell makes background processes ignore Ctrl-C.
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, interrupt) for number in heard if hears}
     unwritten: list[str] = []
     try:
         with until_interrupted() as unwritten, session.stage_server(stages, force) as server:
-            # The server imports what stages need while Prefect is imported here.
+            # The server imports the stages' modules while Prefect is imported here.
             if tracked:
                 return _run_tracked(session, stages, force, observer, console, server)
             return run_untracked(session, stages, force, observer, server).folder
@@ -150,7 +150,7 @@ def run_stages(
             raise KeyboardInterrupt(what_is_not_written(unwritten, session)) from error
         if isinstance(error, StageFailedError | LeaseLostError | KeyboardInterrupt):
             raise
-        # The libraries of object stores raise errors of their own when they cannot reach it.
+        # Object store libraries raise errors of their own if the store is unreachable.
         if is_local(session.store.root) and not isinstance(error, OSError):
             raise
         raise StageFailedError(why_the_store_failed(error, session)) from error
@@ -161,27 +161,27 @@ def run_stages(
 
 
 def what_is_not_written(urls: Sequence[str], session: Session) -> str:
-    """What to say of a run that was interrupted while its store could not be reached.
+    """Message about a run that was interrupted while its store was unreachable.
 
     Args:
-        urls: of what it still had to write.
+        urls: of the files not written.
         session: the run's.
     """
     root = str(session.store.root).partition("://")[2]
     names = list(dict.fromkeys(url.partition(f"{root}/")[2] or url for url in urls))
     more = len(names) - SHOWN_NAMES
-    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    names_text = ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
     return mask_text(
-        f"interrupted while the store {session.store.root} could not be reached; not written: {shown}. What is "
+        f"interrupted while the store {session.store.root} could not be reached; not written: {names_text}. What is "
         "committed stays; other hosts take over what was under way after 90 s, this one at once. Once the store "
         f"answers, resume with: {session.command('run')}"
     )
 
 
 def why_the_store_failed(error: Exception, session: Session) -> str:
-    """What to say when the store cannot be read or written: what the stage itself said of it, where it said something.
+    """Message about a store that cannot be read or written: the stage's own error if there is one.
 
-    A full disk fails the stage first; then neither the end of its lease nor the run's record can be written.
+    A full disk fails the stage first; then the end of its lease and the run's record fail too.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, StageFailedError):
@@ -190,12 +190,12 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
         return str(cause)
     number = error.errno if isinstance(error, OSError) else None
     where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    said = f"{error.strerror.lower()}{where}" if isinstance(error, OSError) and error.strerror else error
+    reason = f"{error.strerror.lower()}{where}" if isinstance(error, OSError) and error.strerror else error
     advice = STORE_ADVICE.get(number or 0, "See that it can be reached")
     if number in (errno.ENOSPC, errno.EDQUOT):
         advice += f" ({session.gc_command} tells what can go)"
     return mask_text(
-        f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
+        f"the store {session.store.root} cannot be used: {reason}; what is committed stays. "
         f"{advice}, then resume with: "
         f"{session.command('run')}"
     )
@@ -236,8 +236,8 @@ def _run_tracked(
     console: Console,
     server: ForkServer | None,
 ) -> Path:
-    """Run stages in Prefect's flow where a server of Prefect's runs; returns the run's folder."""
-    if not is_installed("prefect"):  # the extra `ui`: the store has all that is needed
+    """Run stages in Prefect's flow if a Prefect server is running; returns the run's folder."""
+    if not is_installed("prefect"):  # the extra `ui`; the store is sufficient
         return run_untracked(session, stages, force, observer, server).folder
     apply_default_settings(quiet_console=True)
     is_shown, sentence = choose_tracking()
@@ -255,19 +255,25 @@ def _run_tracked(
 
     mark_crashed_quietly()
     tokens = observer_of_caller.set(observer), session_of_caller.set(session), server_of_caller.set(server)
-    # Prefect keeps these for everybody to read; what the flow works with is the session.
-    shown: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
-    shown["overrides"] = tuple(shown["overrides"])
+    # Prefect shows these to everyone; the flow itself uses the session.
+    parameters: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
+    parameters["overrides"] = tuple(parameters["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
             return as_path(
-                cast(str, gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **shown))
+                cast(
+                    str,
+                    gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **parameters),
+                )
             )
         return as_path(
             cast(
                 str,
                 gristmill(
-                    manifest=session.manifest_file, until=list(session.plan)[-1], force=tuple(sorted(force)), **shown
+                    manifest=session.manifest_file,
+                    until=list(session.plan)[-1],
+                    force=tuple(sorted(force)),
+                    **parameters,
                 ),
             )
         )
@@ -279,9 +285,9 @@ def _run_tracked(
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Let SIGTERM end the run like Ctrl-C: the stage's process group is ended, and the record says so.
+    """Signal handler that ends the run on SIGTERM as on Ctrl-C: stops the stage's process group, and records it.
 
-    A store that cannot be reached is waited for no longer than a few seconds then.
+    From then on, an unreachable store is waited for only a few seconds.
     """
     object_stores.interrupt()
     sys.stderr.flush()

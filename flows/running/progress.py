@@ -1,4 +1,4 @@
-"""How far a stage's attempt is, kept beside its lease, so that `status` can say it from another terminal."""
+"""Progress of a stage's attempt, stored beside its lease so that `status` can read it from another terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProgressFile:
         self._write({})
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take a stage's event; only those of progress count. A store that does not take it is warned of once."""
+        """Record a stage's event if it is progress; warns once if the store fails."""
         if event["event"] != "progress":
             return
         now, job = time.time(), str(event.get("job", ""))
@@ -58,26 +58,26 @@ class ProgressFile:
                 },
             )
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            # A full disk ends the stage at its own next write; the thread that reads its output must live on.
+            # A full disk ends the stage at its own next write; the thread that reads its output must go on.
             self._broken = True
             log.warning("`status` cannot show progress any more: %s", error)
 
 
 def progress_path(lease_folder: Path, number: int) -> Path:
-    """Where the progress of an attempt stands."""
+    """File of an attempt's progress."""
     return lease_folder / f"{number}.progress.json"
 
 
 def read_progress(lease_folder: Path, number: int) -> dict[str, Any]:
-    """The progress of an attempt: `started`, `at` (seconds since 1970), and `done`, `total`, `unit` once there are any.
+    """Read an attempt's progress: `started`, `at` (seconds since 1970), and `done`, `total`, `unit` once known.
 
-    Empty where the attempt has noted nothing.
+    Empty without progress.
     """
     path = progress_path(lease_folder, number)
     if not path.exists():
         return {}
-    found: dict[str, Any] = read_json(path)
-    return found
+    progress: dict[str, Any] = read_json(path)
+    return progress
 
 
 def describe_progress(progress: Mapping[str, Any]) -> str:
@@ -90,15 +90,15 @@ def describe_progress(progress: Mapping[str, Any]) -> str:
 
 
 def describe_metrics(event: Mapping[str, Any]) -> list[str]:
-    """A training's loss and pace, in words as short as a bar needs them; empty for everything else."""
-    shown = {"loss": "loss {:.4g}", "tokens_per_second": "{:,.0f} tokens/s"}
-    return [words.format(event[key]) for key, words in shown.items() if isinstance(event.get(key), int | float)]
+    """Loss and throughput of a training, as short as for a progress bar; empty for other events."""
+    formats = {"loss": "loss {:.4g}", "tokens_per_second": "{:,.0f} tokens/s"}
+    return [words.format(event[key]) for key, words in formats.items() if isinstance(event.get(key), int | float)]
 
 
 def seconds_left(progress: Mapping[str, Any]) -> float | None:
-    """Seconds until the job's last unit at its pace so far, counted from `at`; None while there is no pace."""
-    made = progress.get("done", 0.0) - progress.get("job_done", 0.0)
+    """Seconds until the job's last unit at its mean rate so far, counted from `at`; None without a rate."""
+    num_done = progress.get("done", 0.0) - progress.get("job_done", 0.0)
     spent = progress.get("at", 0.0) - progress.get("job_started", 0.0)
-    if made <= 0 or spent <= 0:
+    if num_done <= 0 or spent <= 0:
         return None
-    return float((progress["total"] - progress["done"]) * spent / made)
+    return float((progress["total"] - progress["done"]) * spent / num_done)

@@ -1,8 +1,8 @@
-"""Which stages run when: each as soon as what it reads is made, as many at a time as there are workers for.
+"""Scheduling of stages: each starts once its inputs are made, in parallel as far as workers allow.
 
-A stage that shares its work out takes all workers that are free, and does not keep all of them busy all the time: it
-plans, merges, waits for the disk. So one stage of a single worker runs beside the others and is not counted, whichever
-of them began first. Where there is one worker only, nothing runs beside anything: that is how a run is kept small.
+A stage with parallel work takes all free workers, but does not keep them busy all the time: it plans, merges, waits for
+the disk. So one single-worker stage runs beside the others without being counted, in any order of starts. With a single
+worker nothing runs in parallel, which keeps a run small.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Job:
 
     Attributes:
         name: of the stage.
-        needs: the stages of the same run that must be done before.
-        workers: how many it takes at the most; with fewer it takes longer.
-        least: how many it needs to begin.
-        trains: whether it is a training, of which one runs at a time.
+        needs: the stages of the same run that must be done first.
+        workers: most workers that it uses.
+        least: fewest workers that it needs.
+        trains: True for trainings, of which one runs at a time.
     """
 
     name: str
@@ -38,55 +38,58 @@ class Job:
 
     @property
     def is_single(self) -> bool:
-        """Whether it may run beside those that have taken all workers."""
+        """True if it may run beside stages that have taken all workers."""
         return self.workers == 1 and not self.trains
 
 
 class Pending(Protocol):
-    """A stage that has been started: a future of `concurrent.futures`, or of Prefect."""
+    """A started stage: a future of `concurrent.futures`, or of Prefect."""
 
     def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
         """Call a function with the future when it is done."""
 
 
 def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
-    """The stages of a run, in the order of the plan; what the others need of them, and how many workers each takes."""
-    found = []
+    """Jobs of a run's stages, in the order of the plan, with their dependencies and workers."""
+    jobs = []
     for name in stages:
         stage, needs = plan[name].stage, frozenset(plan[name].inputs) & set(stages)
         if stage.trains:
             ranks = min(engine.num_ranks, engine.workers)
-            found.append(Job(name, needs, ranks, ranks, trains=True))
+            jobs.append(Job(name, needs, ranks, ranks, trains=True))
         else:
-            found.append(Job(name, needs, engine.workers if plan[name].uses_workers else 1))
-    return found
+            jobs.append(Job(name, needs, engine.workers if plan[name].uses_workers else 1))
+    return jobs
 
 
 def next_jobs(
     waiting: Iterable[Job], running: Mapping[str, tuple[Job, int]], done: Iterable[str], workers: int
 ) -> list[tuple[Job, int]]:
-    """The jobs to start now, each with the workers that it gets: earlier ones first, and last those that may run beside
-    others.
+    """Jobs to start now, each with its workers: in order, and last those that may run beside others.
 
     Args:
-        waiting: jobs that have not been started, in their order.
+        waiting: jobs not started yet, in order.
         running: name -> job and its workers.
-        done: names of the finished ones.
-        workers: how many there are.
+        done: names of finished jobs.
+        workers: number of workers.
     """
     finished = set(done)
     has_single = any(job.is_single for job, _ in running.values())
-    free = workers - sum(taken for _, taken in running.values()) + (workers > 1 and has_single)
+    free = workers - sum(num_workers for _, num_workers in running.values()) + (workers > 1 and has_single)
     trains = any(job.trains for job, _ in running.values())
-    found = []
+    starting = []
     for job in sorted(waiting, key=lambda job: workers > 1 and job.is_single):
         is_beside = workers > 1 and job.is_single and not has_single
         if not job.needs <= finished or job.least > free + is_beside or (job.trains and trains):
             continue
-        taken = max(min(job.workers, free), 1)
-        found.append((job, taken))
-        has_single, free, trains = has_single or job.is_single, free - taken * (not is_beside), trains or job.trains
-    return found
+        num_workers = max(min(job.workers, free), 1)
+        starting.append((job, num_workers))
+        has_single, free, trains = (
+            has_single or job.is_single,
+            free - num_workers * (not is_beside),
+            trains or job.trains,
+        )
+    return starting
 
 
 def run_jobs(
@@ -96,14 +99,14 @@ def run_jobs(
     finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
-    """Run all jobs. Where one fails no other is started, and those that run are finished before its error is raised.
+    """Run all jobs. After a failure no job is started, and running ones finish before its error is raised.
 
     Args:
-        jobs: in their order, without circles.
-        workers: how many there are.
-        start: (name, workers) -> the started job.
-        finish: given the name and the future of a job that is done, here in this thread; raises what it raised.
-        stop: ends what runs, soon; called where this thread is interrupted.
+        jobs: in order, without cycles.
+        workers: number of workers.
+        start: (name, workers) -> the started job's future.
+        finish: called in this thread with the name and the future of a finished job; raises the job's error.
+        stop: ends running jobs soon; called if this thread is interrupted.
     """
     waiting, done = list(jobs), list[str]()
     running: dict[str, tuple[Job, int]] = {}
@@ -116,10 +119,10 @@ def run_jobs(
         ended.put((name, future))
 
     def begin() -> None:
-        for job, taken in next_jobs(waiting, running, done, workers):
+        for job, num_workers in next_jobs(waiting, running, done, workers):
             waiting.remove(job)
-            start(job.name, taken).add_done_callback(partial(note, job.name))
-            running[job.name] = (job, taken)
+            start(job.name, num_workers).add_done_callback(partial(note, job.name))
+            running[job.name] = (job, num_workers)
 
     try:
         begin()
@@ -135,8 +138,8 @@ def run_jobs(
                 begin()
     except BaseException:
         stop()
-        # The interrupt may have come between any two lines above: one that has ended may be taken from the queue and
-        # still be called running, and one that has just been started is waited for by the pool that runs it.
+        # The interrupt may come between any two lines above: a finished job may be off the queue but still count as
+        # running, and the pool waits for a job that has just been started.
         while running.keys() - noted:
             ended.get()
         raise
@@ -151,17 +154,17 @@ def run_in_threads(
     finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
-    """Run all jobs, each in a thread of its own; see `run_jobs`.
+    """Run all jobs, each in a thread; see `run_jobs`.
 
     Args:
         run: (name, workers) -> outcome.
-        finish: given the name and the outcome.
+        finish: called with the name and the outcome.
     """
     with ThreadPoolExecutor(max_workers=workers + 1, thread_name_prefix="stage") as pool:
         run_jobs(
             jobs,
             workers,
-            lambda name, taken: pool.submit(run, name, taken),
+            lambda name, num_workers: pool.submit(run, name, num_workers),
             lambda name, future: finish(name, future.result()),
             stop,
         )

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run: a line per stage, and a progress bar with rate and time left where there is one."""
+"""Terminal output of a run: a line per stage, and a progress bar with rate and remaining time."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from gristmill.flows.store.store import StageFolder
 MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}
 PLAIN_SECONDS = 10.0
 LEAST_NAME = 10
-"""Width of the names of stages where nobody says which there are."""
+"""Width of the names of stages if they are unknown."""
 
 
 def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
-    """A console that prints every text as it is: brackets and colons of the user's are not markup.
+    """Console that prints texts literally: the user's brackets and colons are not markup.
 
     Args:
-        file: where to print, instead of standard output.
+        file: output file instead of standard output.
         stderr: print to standard error.
     """
-    # A notebook gets plain text, too: rich would show it every line in a frame of its own.
+    # Notebooks get plain text too: rich would frame every line.
     return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False, force_jupyter=False)
 
 
 def visible(text: str) -> str:
-    """A document's text as a terminal may show it: what would steer the terminal, or turn the direction of writing, is
-    shown as a sign of its own. Line breaks and tabs stay.
+    """Text of a document safe for a terminal: control characters and marks of writing direction become visible symbols.
+    Line breaks and tabs stay.
     """
     return text.translate(_SIGNS)
 
 
 _SIGNS = {
-    # Unicode has a picture of each control character of ASCII; the others are named by their number.
+    # Unicode has a picture of each ASCII control character; the others are shown by number.
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
     **{
@@ -63,7 +63,7 @@ _SIGNS = {
 
 
 class LastingStream:
-    """Standard output of a run: a reader that goes away (`| head`, a closed terminal) does not end the run."""
+    """Standard output of a run, which outlives its reader (`| head`, a closed terminal)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -94,11 +94,11 @@ class LastingStream:
 
 
 class TerminalObserver:
-    """Prints a run. On a terminal with a moving bar for each stage that runs, elsewhere in plain lines.
+    """Prints a run: on a terminal with a progress bar for each running stage, elsewhere in plain lines.
 
     Args:
-        console: where to.
-        stages: the names of what may run, which get a column as wide as the longest.
+        console: output.
+        stages: names of the stages, for the width of their column.
     """
 
     def __init__(self, console: Console, stages: Iterable[str] = ()) -> None:
@@ -151,22 +151,22 @@ class TerminalObserver:
         if event["event"] != "progress":
             return
         job = event.get("job") or node.name
-        what = node.name if job == node.name else f"{node.name} {job}"
+        label = node.name if job == node.name else f"{node.name} {job}"
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
         details = "".join(f", {part}" for part in describe_metrics(event))
         with self._lock:
             if self._bars is not None and node.name in self._tasks:
                 task = self._tasks[node.name]
-                if what != self._jobs[node.name]:
-                    self._jobs[node.name] = what
+                if label != self._jobs[node.name]:
+                    self._jobs[node.name] = label
                     self._bars.reset(task)
                 self._bars.update(
-                    task, description=what, completed=event["done"], total=event["total"], count=count + details
+                    task, description=label, completed=event["done"], total=event["total"], count=count + details
                 )
                 return
         if time.monotonic() - self._lines[node.name] >= PLAIN_SECONDS:
             self._lines[node.name] = time.monotonic()
-            self._console.print(Text(f"  {what}: {count}{details}"))
+            self._console.print(Text(f"  {label}: {count}{details}"))
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
@@ -191,7 +191,7 @@ class TerminalObserver:
         self._console.print(line)
 
     def stop_bar(self) -> None:
-        """Take all bars away, whatever happened."""
+        """Remove all bars."""
         with self._lock:
             if self._bars is not None:
                 self._bars.stop()

@@ -1,11 +1,11 @@
-"""Identities of outputs: the fingerprints by which later stages name them.
+"""Identities of outputs: the fingerprints by which later stages refer to them.
 
-An output has its own fingerprint as its identity, unless its files equal those of an earlier output of the same stage:
-then it takes that output's identity, so that no fingerprint behind it changes ("early cutoff", Mokhov et al. 2018,
-"Build Systems a la Carte", section 2.3). The manifest records it (`identity`), so that it is committed with the files.
+The identity of an output is its fingerprint, unless its files equal those of an earlier output of the same stage: then
+it takes that output's identity, so that no later fingerprint changes ("early cutoff", Mokhov et al. 2018, "Build
+Systems a la Carte", section 2.3). The manifest records it (`identity`), so it is committed with the files.
 
-An output that an earlier version of a stage made can be kept: `kept_output.json`, in the folder of the output that the
-present version would make, names it.
+The output of an earlier version of a stage can be kept: `kept_output.json`, in the folder of the current version's
+output, points to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT_OUTPUT = "kept_output.json"
 
 
 class NothingToKeepError(LookupError):
-    """The store has no output of an earlier version of a stage that could be kept."""
+    """The store has no output of an earlier version of a stage."""
 
 
 def content_digest(files: Files, timed: Collection[str]) -> str:
@@ -31,17 +31,17 @@ def content_digest(files: Files, timed: Collection[str]) -> str:
 
     Args:
         files: of the manifest.
-        timed: names of those that record how fast the work went.
+        timed: names of files that record timings.
     """
     entries = [[name, entry["bytes"], entry["sha256"]] for name, entry in sorted(files.items()) if name not in timed]
     return hashlib.sha256(canonical_json(entries)).hexdigest()
 
 
 def find_alias(store: Store, node: Node, files: Files) -> str:
-    """The identity of the newest other output of a stage with the same files; empty if it is the node's own.
+    """Identity of the newest other output of a stage with the same files; empty if it is the node's own fingerprint.
 
-    An output whose fingerprint is the identity of another one with other files (a forced rerun gave other bytes) gets
-    an identity that no output has.
+    If another output with other files has taken the node's fingerprint as its identity (a forced rerun gave other
+    bytes), the output gets a new identity.
     """
     digest = content_digest(files, node.stage.timed_files)
     identities: list[tuple[float, str]] = []
@@ -62,24 +62,24 @@ def find_alias(store: Store, node: Node, files: Files) -> str:
 
 
 def alias_of(folder: StageFolder) -> str:
-    """The identity that a committed output took over; empty if it has its own."""
+    """Identity that a committed output took over; empty if it has its own."""
     manifest = folder.committed_manifest()
     return "" if manifest is None else str(manifest.get(IDENTITY, ""))
 
 
 def settle_from_store(plan: Plan, store: Store, name: str) -> Plan:
-    """The plan with the identities of what is committed, and with the outputs that are kept.
+    """Plan with the identities of committed outputs, and with kept outputs.
 
     Args:
         plan: the stages.
-        store: their outputs.
-        name: the manifest's.
+        store: of their outputs.
+        name: of the manifest.
     """
     return settle_plan(plan, lambda node: settle_node(node, store, name))
 
 
 def settle_node(node: Node, store: Store, name: str) -> Node:
-    """A node with the alias of its output, or with the output that is kept in its place."""
+    """Node with the alias of its output, or with the kept output."""
     folder = store.folder(node.name, name, node.fingerprint)
     manifest = folder.committed_manifest()
     if manifest is not None:
@@ -94,16 +94,16 @@ def settle_node(node: Node, store: Store, name: str) -> Node:
 
 
 def kept_output(folder: StageFolder) -> dict[str, Any] | None:
-    """`fingerprint` and `version` of the output that is kept in place of a folder's own."""
+    """`fingerprint` and `version` of the kept output that replaces a folder's own."""
     pointer = folder.path / KEPT_OUTPUT
     return read_json(pointer) if pointer.exists() else None
 
 
 def keep_output(node: Node, store: Store, name: str) -> None:
-    """Keep the newest output that an earlier version of a stage made of the same recipe and inputs.
+    """Keep the newest output of an earlier version of a stage with the same recipe and inputs.
 
     Raises:
-        NothingToKeepError: there is none.
+        NothingToKeepError: the store has no such output.
     """
     for version in range(node.stage.version - 1, 0, -1):
         former = replace(node, stage=replace(node.stage, version=version)).own_fingerprint

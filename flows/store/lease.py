@@ -1,16 +1,15 @@
-"""Who may write into a stage folder: a numbered lease, whose number is the fencing token.
+"""Leases: the exclusive right to write into a stage folder; a lease's number is the fencing token.
 
-    lease/<n>.json         who owns lease n
+    lease/<n>.json         owner of lease n
     lease/<n>.beat.json    its heartbeat
-    lease/<n>.child.json   the process group that does its work
-    lease/<n>.commit       what it commits, or `fenced`
-    lease/<n>.done         it was given back
+    lease/<n>.child.json   process group that does its work
+    lease/<n>.commit       its committed manifest, or `fenced`
+    lease/<n>.done         marker of its release
 
-A lease is taken by creating `<n>.json` exclusively, with n one above the highest there. It holds while its owner's
-process lives, which can be seen from within the same PID namespace alone, or else while its heartbeat changes.
-Whoever takes over from an owner that did not give its lease back creates `<n>.commit` of that lease first, and an owner
-commits by creating the same file: one of them comes too late, however long either was paused. Only exclusive create is
-needed of the file system.
+A lease is taken by exclusive creation of `<n>.json`, with n one above the highest there. It is valid while its owner's
+process lives, which is visible only in the same PID namespace, or else while its heartbeat changes. A successor to an
+owner that did not release its lease first creates `<n>.commit` of that lease, and an owner commits by creating the same
+file: only one of them succeeds, however long either was paused. The file system needs only exclusive creation.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ from gristmill.dataprep.files import create_exclusively, read_json, write_json
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
 BLIND_SECONDS = 20.0
-"""Between two looks at a heartbeat: who was away for longer, or whose store was, begins to wait anew."""
+"""Longest gap between two looks at a heartbeat: after a longer one (of this process or of the store) waiting
+restarts."""
 FORGOTTEN_SECONDS = 3600.0
-"""So long after its last heartbeat, by the store's clock and ours, an owner elsewhere is not said to be running."""
+"""Age of the last heartbeat, by the store's clock and ours, after which a remote owner no longer counts as running."""
 FENCED = b"fenced"
-"""The content of a commit record whose owner may not commit."""
+"""Content of a commit record whose owner may not commit."""
 WAIT_SECONDS = 0.5
 KILL_SECONDS = 5.0
 log = logging.getLogger("gristmill.lease")
 
 
 class LeaseLostError(RuntimeError):
-    """Somebody else works on this output now; what this process made must not count."""
+    """Another process works on this output now; this process's work must not be committed."""
 
 
 @dataclass
@@ -63,17 +63,17 @@ class Lease:
             raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt stops")
 
     def follows_one_given_back(self) -> bool:
-        """Whether the owner before this one has given its lease back, rather than died."""
+        """True if the previous owner released its lease instead of dying."""
         return (self.folder / f"{self.number - 1}.done").exists()
 
     def commit(self, content: bytes) -> None:
-        """Decide that this lease's work counts, by a record that exists once.
+        """Decide that this lease's work is committed, by a record that exists once.
 
         Args:
-            content: what is committed; whoever finds the record can publish it.
+            content: committed manifest; any process that reads the record can publish it.
 
         Raises:
-            LeaseLostError: somebody who took over has decided otherwise.
+            LeaseLostError: a successor has decided otherwise.
         """
         if not create_exclusively(self.folder / f"{self.number}.commit", content):
             raise LeaseLostError(
@@ -81,18 +81,18 @@ class Lease:
             )
 
     def name_child(self, pid: int) -> None:
-        """Write down the process group that does the work, so that whoever takes over can end it."""
+        """Record the process group that does the work, so that a successor can end it."""
         write_json(self.folder / f"{self.number}.child.json", identity(pid))
 
     def start_heartbeat(self) -> None:
-        """Keep the lease fresh, if nothing does yet, and call `on_lost` once if it is lost."""
+        """Start the heartbeat thread unless it runs; it calls `on_lost` once if the lease is lost."""
         if self._thread is not None:
             return
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
     def release(self) -> None:
-        """Give the lease back. The heartbeat ends first, so that it cannot find the lease gone."""
+        """Release the lease. The heartbeat ends first, so that it cannot see the release as a loss."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -106,7 +106,8 @@ class Lease:
                 write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
                 lost = highest(self.folder) != self.number
             except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-                # A full disk, or a store that is away for a while, is no loss yet: the next beat tells.
+                # A full disk, or a store that is temporarily unreachable, does not lose the lease: the next beat
+                # retries.
                 log.warning("the lease of %s could not be kept fresh: %s", self.folder.parent, error)
                 continue
             if lost:
@@ -126,8 +127,8 @@ def acquire(
     Args:
         folder: the stage folder's `lease/`.
         on_wait: called once with the owner's identity when this process has to wait.
-        wanted: asked before every try; once it is False (the owner committed), None is returned.
-        publish: given what a dead owner has committed and perhaps not published; returns whether it did so now.
+        wanted: checked before every try; None is returned once it is False (the owner committed).
+        publish: called with a dead owner's commit, which may be unpublished; True if it published it.
     """
     waited = False
     beats = _BeatWatch()
@@ -139,7 +140,7 @@ def acquire(
             committed = None if owner is None or done else _fence(folder, number)
             if committed is not None and publish(committed):
                 continue
-            # The random part tells two tries of one process apart, where a store's answer was lost.
+            # The random id distinguishes two tries of one process if the store's answer was lost.
             content = json.dumps({**identity(os.getpid()), "id": uuid.uuid4().hex}).encode()
             if create_exclusively(folder / f"{number + 1}.json", content):
                 return Lease(folder, number + 1)
@@ -152,7 +153,7 @@ def acquire(
 
 
 def _fence(folder: Path, number: int) -> bytes | None:
-    """Keep the owner of a lease from committing; returns what it has committed already, if it has."""
+    """Prevent the owner of a lease from committing; returns its commit if it exists."""
     record = folder / f"{number}.commit"
     if create_exclusively(record, FENCED):
         return None
@@ -161,21 +162,21 @@ def _fence(folder: Path, number: int) -> bytes | None:
 
 
 def running_owner(folder: Path) -> dict[str, Any] | None:
-    """The identity of the owner of a stage folder's lease, if it lives, or may live elsewhere."""
+    """Identity of the owner of a stage folder's lease, if it lives, or may live elsewhere."""
     number = highest(folder)
     if not number or (folder / f"{number}.done").exists():
         return None
     owner: dict[str, Any] = read_json(folder / f"{number}.json")
     if is_here(owner):
         return owner if is_alive(owner) else None
-    seen = [
+    times = [
         path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json") if path.exists()
     ]
-    return owner if time.time() - max(seen, default=0.0) < FORGOTTEN_SECONDS else None
+    return owner if time.time() - max(times, default=0.0) < FORGOTTEN_SECONDS else None
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """What tells a process apart from all others: of other machines and containers, and with the same number later."""
+    """Identity of a process, unique across machines, containers and reused process numbers."""
     return {
         "host": socket.gethostname(),
         "machine": _machine_id(),
@@ -187,23 +188,22 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def is_here(owner: dict[str, Any]) -> bool:
-    """Whether this process can see the other one, if that lives: same boot of a machine, same PID namespace.
+    """True if this process can see the other one while it lives: same boot of a machine, same PID namespace.
 
-    Neither names of hosts nor process numbers tell: containers share the first, and each counts its own processes.
+    Host names and process numbers do not tell: containers share the first, and number their own processes.
     """
     return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
 
 
 def is_alive(owner: dict[str, Any]) -> bool:
-    """Whether a process that can be seen from here still runs."""
+    """True if a process that is visible from here is running."""
     return is_here(owner) and _runs(owner)
 
 
 def is_gone(owner: dict[str, Any]) -> bool:
-    """Whether a process has ended, or most likely has. For display only: leases ask for certainty.
+    """True if a process has ended, or most likely has. For display only: leases need certainty.
 
-    One from before this machine's last start has ended. Of one on another machine, or in another container, nothing is
-    known.
+    A process from before this machine's last boot has ended. Processes of other machines or containers are unknown.
     """
     mine = identity(os.getpid())
     is_ours = all(owner.get(name, mine[name]) == mine[name] for name in ("host", "machine", "pids"))
@@ -216,10 +216,10 @@ def _runs(owner: dict[str, Any]) -> bool:
 
 
 class _BeatWatch:
-    """Finds out whether an owner elsewhere is dead: its heartbeat has not changed for a while, by our own clock.
+    """Detects dead remote owners: the heartbeat has not changed for a while, by this machine's clock.
 
-    A while in which nobody looked does not count: this process was paused, or the store did not answer, so that the
-    owner could not show that it lives either.
+    Gaps between looks do not count: if this process was paused or the store did not answer, the owner could not show
+    that it lives.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class _BeatWatch:
 
 
 def _end_orphan(record: Path) -> None:
-    """End the process group that a dead owner left behind here, before anything else is written."""
+    """End the process group of a dead owner on this machine before anything else is written."""
     if not record.exists():
         return
     child = read_json(record)
@@ -252,14 +252,14 @@ def _end_orphan(record: Path) -> None:
 
 
 def highest(folder: Path) -> int:
-    """The number of the newest lease of a stage folder's `lease/`; 0 where there was none."""
+    """Number of the newest lease in a stage folder's `lease/`; 0 if there is none."""
     if not folder.exists():
         return 0
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
 
 
 def _machine_id() -> str:
-    """Of this installation of an operating system; clones and containers may share it. Empty where it has none."""
+    """Id of an operating system installation, which clones and containers may share; empty if it has none."""
     try:
         return Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -274,7 +274,7 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """The name of this process's PID namespace; one that no other process has where /proc shows another namespace."""
+    """Name of this process's PID namespace; a unique one if /proc shows another namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return UNSEEN
@@ -287,7 +287,8 @@ UNSEEN = f"unseen, {uuid.uuid4().hex}"
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Start of a living process in clock ticks since boot (/proc/PID/stat, field 22); None for none or a zombie."""
+    """Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22); None if missing or a
+    zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The record of a run: which manifest, which stage outputs, how it ended; and removing outputs that no record names."""
+"""Records of runs (manifest, outputs of stages, end state), and garbage collection of outputs without a record."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gristmill.flows.store.store import (
 from gristmill.mixtures.manifest import Manifest
 
 ROWS = ("read", "kept", "quarantined")
-"""Counts of documents that a record has of a stage."""
+"""Document counts in the record of a stage."""
 log = logging.getLogger("gristmill.runs")
 
 
 @dataclass
 class RunRecord:
-    """`run.json` of one run, rewritten whenever something happened: an observer of its stages."""
+    """`run.json` of one run, rewritten at every change: an observer of its stages."""
 
     folder: Path
     content: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RunRecord:
 
     @classmethod
     def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
-        """Make a new run's folder and first record; remove what killed runs have left half-written."""
+        """Create a new run's folder and first record; remove half-written files of killed runs."""
         remove_half_written(store)
         record = cls(new_run_folder(store, manifest.name), plan=plan)
         record.content = {
@@ -72,10 +72,10 @@ class RunRecord:
         self._note(node, started=time.time())
 
     def stage_event(self, node: Node, event: Mapping[str, Any]) -> None:
-        """See Observer; how far a stage is stands beside its lease."""
+        """See Observer; progress is recorded beside the stage's lease."""
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """Note how a stage came to its output, and what later stages are called now."""
+        """Record how a stage got its output, and the new identities of later stages."""
         with self._lock:
             for name, later in self.plan.items():
                 if not self.content["stages"][name].keys() & {"how", "started", "error"}:
@@ -97,7 +97,7 @@ class RunRecord:
         self._note(node, error=message)
 
     def _note(self, node: Node, **values: Any) -> None:
-        """Add to a stage's entry; a store that does not take it ends no stage for that."""
+        """Add to a stage's entry; a store that rejects it does not end the stage."""
         with self._lock:
             self.content["stages"][node.name] = {**_names_of(node), **values}
             try:
@@ -107,7 +107,7 @@ class RunRecord:
 
     @contextmanager
     def until_end(self) -> Iterator[None]:
-        """Note how what is done inside ends: completed, failed or interrupted."""
+        """Record the end of the block: completed, failed or interrupted."""
         try:
             yield
         except BaseException as error:
@@ -116,18 +116,18 @@ class RunRecord:
         self.finish("completed")
 
     def finish(self, state: str, message: str = "") -> None:
-        """Note how the run ended: completed, failed or interrupted."""
+        """Record the end of the run: completed, failed or interrupted."""
         with self._lock:
             self.content.update(state=state, message=message, finished=time.time())
             self.save()
 
     def save(self) -> None:
-        """Write the record, without credentials that addresses or settings carry."""
+        """Write the record, without credentials in addresses or settings."""
         write_json(self.folder / "run.json", mask_secrets(self.content))
 
 
 def remove_half_written(store: Store) -> None:
-    """Remove temporary files from the folders of runs that have ended, or were killed."""
+    """Remove temporary files from the folders of runs that have ended or were killed."""
     if not is_local(store.runs) or not store.runs.exists():
         return
     for leftover in store.runs.glob(f"*/*{TEMPORARY_MARK}*"):
@@ -140,7 +140,7 @@ def remove_half_written(store: Store) -> None:
 
 
 def _names_of(node: Node) -> dict[str, Any]:
-    """Names of a stage's output: its fingerprint, the one that it equals, and the version that made it if it is kept."""
+    """Entry for a stage's output: its fingerprint, its identity if different, and its version if it is kept."""
     names: dict[str, Any] = {"fingerprint": node.fingerprint}
     if node.alias:
         names["identity"] = node.alias
@@ -150,18 +150,17 @@ def _names_of(node: Node) -> dict[str, Any]:
 
 
 def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
-    """Find outputs that the last runs of no manifest refer to, and delete them if asked to.
+    """Find outputs that no recent run refers to, and delete them if `delete`.
 
-    Outputs that are being written are never touched. An output whose identity a kept one has taken over stays: what
-    was made behind it names its folder.
-
+    Outputs in progress are never touched. An output whose identity a kept one has taken over stays, as later outputs
+    refer to its folder.
     Args:
-        store: where to look.
-        keep_runs: for every manifest name, the outputs of so many newest runs stay.
-        delete: whether to delete.
+        store: the store.
+        keep_runs: number of newest runs per manifest name whose outputs stay.
+        delete: True to delete.
 
     Returns:
-        (folder, bytes) of every output found.
+        (folder, bytes) of every unreferenced output.
     """
     kept = referenced_fingerprints(store, keep_runs)
     folders = [(folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()]
@@ -178,14 +177,14 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
     sizes = [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in garbage]
     if delete:
         for path in garbage:
-            # Without its marker the output does not count, so that a half-deleted one cannot be mistaken for a whole.
+            # Removing the marker first prevents a half-deleted output from counting as complete.
             (path / "_SUCCESS").unlink(missing_ok=True)
             remove_tree(path)
     return sizes
 
 
 def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
-    """The shortened fingerprints that the newest runs of every manifest name."""
+    """Shortened fingerprints in the newest runs of every manifest."""
     by_manifest = defaultdict(list)
     for _, record in read_runs(store):
         by_manifest[record["name"]].append(record)

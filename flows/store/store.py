@@ -1,17 +1,17 @@
-"""Where outputs live: one content-addressed folder per stage output, committed by one file that is written last.
+"""Store of outputs: one content-addressed folder per stage output, committed by one file that is written last.
 
     STORE/<stage>/<name>--<fingerprint>/
-        stage.json      what is to be made, written before any work
-        lease/          who is working on it: numbered, the number is the fencing token
-        logs/           everything the stage's process printed
-        work/           what survives attempts: records of finished shards, spills, checkpoints
+        stage.json      description of the work, written before any work
+        lease/          numbered leases of the owners; the number is the fencing token
+        logs/           output of the stage's processes
+        work/           state across attempts: records of finished shards, spills, checkpoints
         data/           the final files
         manifest.json   every file with size and checksum, counts, timings, versions
         _SUCCESS        the checksum of manifest.json: the commit point
         kept_output.json    the earlier version's output that is used in place of this one (`identities.py`)
     STORE/runs/<run>/run.json
 
-The folders alone decide what is done. Nothing here knows what a stage computes.
+The folders alone determine what is done. This file does not depend on what a stage computes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from gristmill.dataprep.object_stores import asked_for, not_installed
 from gristmill.dataprep.secrets import mask_text, remember_secrets
 
 MANIFESTS = "manifests"
-"""Folder of a store with the manifests that were made in Python and never saved elsewhere."""
+"""Folder of a store with the manifests created in Python and not saved elsewhere."""
 
 
 ANSWER_SECONDS = 10.0
-"""For an object store to answer to the first request of a command."""
+"""Timeout of an object store for the first request of a command."""
 CREDENTIALS = (
     "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
 )
@@ -93,9 +93,9 @@ def store_at(option: str | None) -> Store:
 
 
 def why_not_open(root: Path) -> str | None:
-    """Why the bucket of a store in an object store cannot be used, and what to do; None where it can.
+    """Reason why the bucket of an object store cannot be used, with a remedy; None if it can.
 
-    A store that merely fails is given ANSWER_SECONDS: nothing has been begun yet.
+    A store that does not answer is given ANSWER_SECONDS, as nothing has started yet.
     """
     if is_local(root):
         return None
@@ -123,49 +123,49 @@ def why_not_open(root: Path) -> str | None:
 State = Literal["committed", "unfinished", "missing", "corrupt"]
 FINGERPRINT_CHARS = 16
 KEPT_WORK = ("tensorboard",)
-"""Folders below work/ that stay when a stage is committed."""
+"""Folders below work/ that stay after the commit."""
 KEPT_LIST = "kept.json"
-"""A stage's own list of what else stays: paths below work/."""
+"""File with a stage's list of further paths below work/ that stay."""
 LAST_WORK = ("result.json", KEPT_LIST)
-"""Files of work/ that are removed last and in this order, so that a killed cleaning resumes with the same list."""
+"""Files of work/ that are removed last and in this order, so that a killed cleanup resumes with the same list."""
 
 HASHED_AT_ONCE = 4
-"""Files of an output, by threads."""
+"""Threads that hash the files of an output."""
 
 
 IDENTITY = "identity"
-"""The key of a manifest that names the earlier output which this one equals; see `identities.py`."""
+"""Key of a manifest for the identity of an equal earlier output; see `identities.py`."""
 Files = Mapping[str, Mapping[str, Any]]
-"""Name -> bytes and sha256 of the files of an output."""
+"""Bytes and sha256 by name of an output's files."""
 
 
 class CorruptError(RuntimeError):
-    """A committed output is not what its manifest says."""
+    """A committed output that differs from its manifest."""
 
 
 @dataclass(frozen=True)
 class StageFolder:
-    """One stage output, finished or not."""
+    """Folder of a stage output, finished or not."""
 
     path: Path
 
     @property
     def data(self) -> Path:
-        """The final files."""
+        """Folder of the final files."""
         return self.path / "data"
 
     @property
     def work(self) -> Path:
-        """What survives attempts."""
+        """Folder of state across attempts."""
         return self.path / "work"
 
     @property
     def logs(self) -> Path:
-        """What the attempts printed."""
+        """Folder of the output of attempts."""
         return self.path / "logs"
 
     def state(self) -> State:
-        """What the folder holds; sizes are compared, contents are not (see `verify`)."""
+        """State of the folder; compares sizes, not contents (see `verify`)."""
         if not self.path.exists():
             return "missing"
         if not (self.path / "_SUCCESS").exists():
@@ -173,10 +173,10 @@ class StageFolder:
         return "corrupt" if next(self.damage(), None) else "committed"
 
     def manifest(self) -> dict[str, Any]:
-        """The committed manifest.
+        """Committed manifest.
 
         Raises:
-            CorruptError: it is absent, or not the one that was committed.
+            CorruptError: the manifest is missing, or differs from the committed one.
         """
         content = (self.path / "manifest.json").read_bytes()
         if hashlib.sha256(content).hexdigest() != (self.path / "_SUCCESS").read_text().strip():
@@ -185,14 +185,14 @@ class StageFolder:
         return manifest
 
     def committed_manifest(self) -> dict[str, Any] | None:
-        """The manifest, if there is a commit that can be read; the files may be damaged."""
+        """Manifest of a readable commit, or None; the files may be damaged."""
         try:
             return self.manifest()
         except (OSError, ValueError, CorruptError):
             return None
 
     def damage(self, deep: bool = False) -> Iterator[str]:
-        """Yield a sentence for every committed file that is absent, or has another size or (deep) another checksum."""
+        """Yield a sentence for every committed file that is missing, or has another size or (deep) another checksum."""
         try:
             files = self.manifest()["files"]
         except (OSError, ValueError, CorruptError) as error:
@@ -208,13 +208,13 @@ class StageFolder:
                 yield f"{file} has the committed size but not the committed checksum"
 
     def begin(self, description: Mapping[str, Any], shared: bool = False) -> None:
-        """Write down what is to be made, and put a damaged commit aside so that the work continues.
+        """Write the description of the work, and set a damaged commit aside so that the work continues.
 
-        Half-written files of an interrupted attempt are removed.
+        Removes half-written files of an interrupted attempt.
 
         Args:
-            shared: whether other hosts may be at work here (`engine.nodes`): half-written files of the output are
-                theirs, perhaps, and stay until the commit.
+            shared: True if other hosts may work here (`engine.nodes`): half-written files of the output may be theirs,
+                and stay until the commit.
         """
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -235,20 +235,21 @@ class StageFolder:
         decide: Callable[[bytes], None] = lambda content: None,
         find_alias: Callable[[Files], str] = lambda files: "",
     ) -> dict[str, Any]:
-        """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed.
+        """Commit the output: write the manifest, then `_SUCCESS`, then remove files that only attempts need.
 
-        A host that does a task once more, since another one was taken for dead, may still be writing: that is no file.
+        Another host that repeats a task, as its first host seemed dead, may still be writing: its temporary files are
+        ignored.
 
         Args:
-            header, summary: what the manifest says besides the files.
-            decide: given the manifest's content before anything is written; raises where it must not count.
-            find_alias: given the files, the identity of an earlier output that has the same; empty if there is none.
+            header, summary: further entries of the manifest.
+            decide: called with the manifest's content before the commit; raises to prevent it.
+            find_alias: function from the files to the identity of an equal earlier output; empty if there is none.
         """
-        found = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
+        paths = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
             files = {
                 file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum}
-                for file, checksum in zip(found, pool.map(sha256_file, found), strict=True)
+                for file, checksum in zip(paths, pool.map(sha256_file, paths), strict=True)
             }
         manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
         if alias := find_alias(files):
@@ -261,10 +262,10 @@ class StageFolder:
         return manifest
 
     def publish(self, content: bytes) -> bool:
-        """Write a manifest that it is decided to commit, and `_SUCCESS`; False if there is a commit already.
+        """Write a manifest whose commit is decided, and `_SUCCESS`; False if a commit exists.
 
         Raises:
-            CorruptError: somebody else has committed something else at the same time.
+            CorruptError: another process has committed another manifest.
         """
         success, checksum = self.path / "_SUCCESS", hashlib.sha256(content).hexdigest()
         if success.exists():
@@ -276,7 +277,7 @@ class StageFolder:
         return True
 
     def clean_work(self) -> None:
-        """Remove what only attempts needed; the files that say whether this is still to be done go last."""
+        """Remove files that only attempts need; the files that mark a pending cleanup go last."""
         if not self.work.exists():
             return
         listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
@@ -286,13 +287,13 @@ class StageFolder:
             mark.unlink(missing_ok=True)
 
     def is_tidy(self) -> bool:
-        """Whether a committed output's last attempt has come to its end: it may be killed while it cleans up."""
+        """True if the cleanup of a committed output is complete; a process may be killed during it."""
         return not (
             any((self.work / name).exists() for name in LAST_WORK) or any(self.path.glob(f"*{TEMPORARY_MARK}*"))
         )
 
     def tidy(self) -> None:
-        """Remove what a killed attempt has left behind its commit."""
+        """Remove leftovers of an attempt that was killed after its commit."""
         self.clean_work()
         self._remove_half_written(self.path.glob)
 
@@ -303,18 +304,18 @@ class StageFolder:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder, or any fsspec URL, that holds all stage outputs and the records of all runs."""
+    """A folder, or any fsspec URL, with all stage outputs and the records of all runs."""
 
     root: Path
 
     @classmethod
     def at(cls, location: str | Path) -> Store:
-        """The store at a local path or an fsspec URL."""
+        """Store at a local path or an fsspec URL."""
         root = as_path(location)
         return cls(root.resolve() if is_local(root) else root)
 
     def folder(self, stage: str, name: str, fingerprint: str) -> StageFolder:
-        """The folder of a stage output; `name` is decoration, the fingerprint decides."""
+        """Folder of a stage output; only the fingerprint counts, `name` is for people."""
         stages = self.root / stage
         suffix = f"--{fingerprint[:FINGERPRINT_CHARS]}"
         if stages.exists():
@@ -324,7 +325,7 @@ class Store:
         return StageFolder(stages / f"{name}{suffix}")
 
     def outputs(self) -> Iterator[tuple[str, StageFolder]]:
-        """Every stage output in the store, with its stage's name."""
+        """Yield every stage output in the store, with its stage's name."""
         if not self.root.exists():
             return
         for stage in sorted(self.root.iterdir()):
@@ -334,7 +335,7 @@ class Store:
                 yield stage.name, folder
 
     def outputs_of(self, stage: str) -> Iterator[StageFolder]:
-        """Every output of one stage."""
+        """Yield every output of one stage."""
         if not (self.root / stage).exists():
             return
         for folder in sorted((self.root / stage).iterdir()):
@@ -343,19 +344,19 @@ class Store:
 
     @property
     def runs(self) -> Path:
-        """The records of runs."""
+        """Folder of the records of runs."""
         return self.root / "runs"
 
     @property
     def trash(self) -> Path:
-        """Outputs that a forced rerun replaced."""
+        """Folder of outputs replaced by a forced rerun."""
         return self.root / "trash"
 
 
 def _remove_but(folder: Path, kept: list[Path]) -> None:
-    """Remove what is in a folder, but for some paths and the folders that they lie in.
+    """Remove a folder's content except some paths and their parent folders.
 
-    Hosts that take part may still write there, until they have seen the commit: what is removed gets another name
+    Other hosts may write there until they have seen the commit, so folders are renamed before they are removed.
     first, under which nobody adds to it.
     """
     for item in folder.iterdir():
@@ -370,14 +371,14 @@ def _remove_but(folder: Path, kept: list[Path]) -> None:
 
 
 def _put_aside(folder: Path) -> Path:
-    """Give a folder a name that nobody knows; where folders have no names of their own, they need none."""
+    """Rename a folder to an unknown name; in an object store, which has no folders, it stays."""
     if not is_local(folder):
         return folder
     return folder.rename(folder.with_name(f"{folder.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}"))
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it."""
+    """Remove a folder and its content."""
     if is_local(path):
         shutil.rmtree(path)
     else:
@@ -385,10 +386,10 @@ def remove_tree(path: Path) -> None:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what the results depend on, where installed."""
+    """Versions of installed libraries that affect results."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in (
         "gristmill",
         "apache-beam",
@@ -401,14 +402,14 @@ def library_versions() -> dict[str, str]:
         "torch",
     ):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def new_run_folder(store: Store, name: str) -> Path:
-    """Make the folder of a new run, named by the time; two runs in one second get two folders."""
+    """Create the folder of a new run, named by the time; two runs in one second get two folders."""
     base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     number = 1
     while True:
