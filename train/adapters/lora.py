@@ -271,20 +271,20 @@ def tuned_model(
     base = None if lora is None else lora.base
     if base is not None:
         check_rounding(base, context.compute.compiles)
-    inside = adapted_tensors(tensor_of, lora, seed)
+    tensor_of_adapted = adapted_tensors(tensor_of, lora, seed)
     added: set[str] = set()
 
     def change(model: nn.Module) -> None:
         if lora is not None:
             adapt(model, lora)
-        before = {name for name, _ in model.named_parameters()}
+        base_names = {name for name, _ in model.named_parameters()}
         if extend is not None:
             extend(model)
-        added.update(name for name, _ in model.named_parameters() if name not in before)
+        added.update(name for name, _ in model.named_parameters() if name not in base_names)
 
     model = sharded_model(
         shape,
-        lambda name, size: torch.zeros(size) if name in added else inside(name, size),
+        lambda name, size: torch.zeros(size) if name in added else tensor_of_adapted(name, size),
         world,
         dtype,
         context.compute,

@@ -72,9 +72,7 @@ def read_batch(objective: Readable, plan: RowPlan, step: int, micro_batch_size: 
 def batches_ahead(
     objective: Readable, plan: RowPlan, steps: int, micro_batch_size: int, world: World, depth: int, threads: int
 ) -> ReadAhead[Batch]:
-    """Prefetcher of this rank's batches up to step `steps`, `depth` batches ahead, with some threads (see
-    `reading_threads`).
-    """
+    """Prefetcher of this rank's batches up to step `steps`, `depth` ahead, on threads (see `reading_threads`)."""
 
     def read(step: int) -> Batch:
         return read_batch(objective, plan, step, micro_batch_size, world.data_rank, world.data_size)
@@ -83,9 +81,7 @@ def batches_ahead(
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Copy of a tensor in page-locked memory, so that its transfer overlaps with compute; the tensor itself without a
-    GPU.
-    """
+    """Copy of a tensor in page-locked memory, so that its transfer overlaps with compute; no copy without a GPU."""
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 

@@ -231,8 +231,7 @@ def not_loaded(error: Exception, job: Job) -> Exception:
 
 
 def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
-    """Check that a checkpoint's training has read the rows of this one; returns its step and its marker for this
-    training.
+    """Check that a checkpoint's training has read this one's rows; returns its step, and its marker for this training.
 
     The marker changes if this training's set continues the checkpoint's: the same rows have other numbers.
     """

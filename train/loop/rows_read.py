@@ -50,8 +50,8 @@ class RowsRead:
 
     def drawn(self, count: int, seed: int) -> np.ndarray:
         """At most `count` distinct rows, chosen by hash; int64, ascending."""
-        chosen = np.arange(min(count, self.count), dtype=np.int64)
-        return np.sort(self._rows(permute(chosen, self.count, order_key(seed, "rows read"))))
+        indices = np.arange(min(count, self.count), dtype=np.int64)
+        return np.sort(self._rows(permute(indices, self.count, order_key(seed, "rows read"))))
 
     def holds(self, rows: np.ndarray) -> np.ndarray:
         """Mask of the rows (int64, shape (n,)) that have been read: bool of shape (n,)."""

@@ -71,7 +71,7 @@ def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str
     Args:
         job: the training.
         progress: state of the loop.
-        seen: the step.
+        seen: flags of the step.
         line: metrics, if the step is logged; callbacks get only the reproducible ones.
     """
     return {

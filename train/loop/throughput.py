@@ -92,9 +92,9 @@ class UpdateSize:
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
         """`param_norm` after the update, and `update_ratio`, the norm of the update over it; scalars on the device."""
-        now = [parameter.detach() for parameter in self._trained]
-        moved = [after - before for after, before in zip(now, self._before, strict=True)]
-        norm, change = (over_stages(self._model, squared_norm(tensors)).sqrt() for tensors in (now, moved))
+        weights = [parameter.detach() for parameter in self._trained]
+        differences = [after - before for after, before in zip(weights, self._before, strict=True)]
+        norm, change = (over_stages(self._model, squared_norm(tensors)).sqrt() for tensors in (weights, differences))
         return {"param_norm": norm, "update_ratio": change / norm}
 
 

@@ -145,8 +145,8 @@ class Stacks(nn.Module):
         if is_real is not None:
             encoder_bias = encoder_bias.masked_fill(~is_real[:, None, None, :], -torch.inf)
             real = is_real[:, None, None, :].expand(-1, -1, t, -1)
-        later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
-        decoder_bias = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(later, -torch.inf)
+        is_later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
+        decoder_bias = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(is_later, -torch.inf)
         middle = len(self.layers) // 2
         for layer in self.layers[:middle]:
             encoded = layer(encoded, encoder_bias)

@@ -33,8 +33,7 @@ class Router(nn.Module):
 
 @dataclass(frozen=True)
 class Dealt:
-    """Experts distributed evenly over processes, with all-to-all exchange of tokens (GShard, Lepikhin et al. 2020,
-    section 3.2).
+    """Experts distributed evenly over processes that exchange tokens (GShard, Lepikhin et al. 2020, section 3.2).
 
     Attributes:
         group: the processes, in the order of their experts.
@@ -50,9 +49,7 @@ class Dealt:
     replicas: dist.ProcessGroup | None = None
 
     def arriving(self, counts: Tensor) -> Tensor:
-        """Exchange token counts: (size, e / size) tokens per process for each local expert, from local counts of all
-        experts (e,).
-        """
+        """Tokens (size, e / size) from each process for each local expert, given local counts of all experts (e,)."""
         arriving_counts = torch.empty_like(counts)
         dist.all_to_all_single(arriving_counts, counts, group=self.group)
         return arriving_counts.view(self.size, -1)

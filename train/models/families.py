@@ -209,10 +209,10 @@ def _rotary_share(config: Mapping[str, Any]) -> float:
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE parameters: `rope_parameters` of transformers 5, else `rope_theta` and `rope_scaling`."""
-    older = dict(config.get("rope_scaling") or {})
-    if "type" in older:
-        older.setdefault("rope_type", older["type"])
-    return dict(config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **older})
+    legacy = dict(config.get("rope_scaling") or {})
+    if "type" in legacy:
+        legacy.setdefault("rope_type", legacy["type"])
+    return dict(config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **legacy})
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -325,8 +325,7 @@ def _rope_to_hf(shape: Shape) -> dict[str, Any]:
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
-    """Names of Hugging Face tensors that form one of ours: each list is concatenated by rows, and the results are
-    stacked.
+    """Hugging Face tensors that form one of ours: each list is concatenated by rows, the results are stacked.
 
     A single list of a single name is the tensor itself, or contains it (see `part_of_hf`).
     """
@@ -354,8 +353,8 @@ def part_of_hf(name: str, tensor: Tensor, shape: Shape, family: str) -> Tensor:
         return tensor
     if fused := FUSED.fullmatch(name):
         return tensor.chunk(2)[fused[2] == "up"]
-    if turned := TURNED.fullmatch(name):
-        heads = _heads_of(turned[1], shape)
+    if match := TURNED.fullmatch(name):
+        heads = _heads_of(match[1], shape)
         return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
     return tensor
 
@@ -370,8 +369,8 @@ def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     Parts of a fused tensor share its name: concatenate them by rows, in the order of our tensors.
     """
     family = family_of(shape)
-    if family == GLM and (turned := TURNED.fullmatch(name)):
-        halves = tensor.reshape(_heads_of(turned[1], shape), 2, -1, *tensor.shape[1:])
+    if family == GLM and (match := TURNED.fullmatch(name)):
+        halves = tensor.reshape(_heads_of(match[1], shape), 2, -1, *tensor.shape[1:])
         tensor = halves.transpose(1, 2).reshape(tensor.shape)
     parts = tensors_behind(name, shape, family)
     if len(parts) == 1 and len(parts[0]) == 1:

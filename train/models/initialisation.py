@@ -42,8 +42,7 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 def initial_tensor(
     name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int, mup_base_width: int | None = None
 ) -> Tensor:
-    """Initial value of a parameter: ones for norms, zeros for biases, matrices by the scheme
-    `mixtures.model.Model.init`.
+    """Initial value of a parameter: ones for norms, zeros for biases, matrices by the scheme `init`.
 
     With a base width, standard deviations of matrices in the layers scale with 1 / sqrt(width), and the gain of the
     final norm with 1 / width: the output multiplier of muP (Yang & Hu 2021, table 8), stored in the norm so that the
@@ -51,8 +50,8 @@ def initial_tensor(
     """
     narrowing = 1.0 if mup_base_width is None else mup_base_width / shape.width
     if len(size) < 2:
-        filled = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
-        return filled * narrowing if name == FINAL_NORM else filled
+        vector = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
+        return vector * narrowing if name == FINAL_NORM else vector
     generator = generator_of(seed, name)
     deviation, cut = SCHEMES[init](name, size, shape)
     if name not in VOCABULARY_TENSORS:

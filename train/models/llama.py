@@ -102,12 +102,12 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        wide, narrow = shape.attention_width, shape.kv_heads * shape.head_width
+        query_width, kv_width = shape.attention_width, shape.kv_heads * shape.head_width
         self.shape = shape
-        self.q_proj = nn.Linear(shape.width, wide, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(wide, shape.width, bias=False)
+        self.q_proj = nn.Linear(shape.width, query_width, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(query_width, shape.width, bias=False)
         if shape.qk_norm:
             self.q_norm = RMSNorm(shape.head_width, shape.norm_eps)
             self.k_norm = RMSNorm(shape.head_width, shape.norm_eps)
@@ -444,11 +444,11 @@ def _policy() -> Callable[..., Any]:
     products = {False: 0, True: 0}
 
     def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> Any:
-        again = context.is_recompute
+        is_recompute = context.is_recompute
         keep = operation in ATTENTION
         if operation in PRODUCTS:
-            products[again] += 1
-            keep = products[again] % 2 == 1
+            products[is_recompute] += 1
+            keep = products[is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy

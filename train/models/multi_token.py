@@ -66,10 +66,9 @@ class MultiTokenLlama(Llama):
         prefix: Tensor | None = None,
         further: Sequence[Head] = (),
     ) -> Any:
-        """Apply `head` to the decoder's hidden states; with `further`, return a list of its result and those of each
-        depth's head.
+        """Apply `head` to the decoder's hidden states, and the heads of `further`, if any, to those of each depth.
 
-        See llama.Llama.forward.
+        Returns a list of all results if there is `further`. See llama.Llama.forward.
         """
         if not further:
             return super().forward(ids, head, cache, positions, trained, prefix)

@@ -116,12 +116,12 @@ def _check_causal(model: OwnModel) -> None:
     ids[0, -1] = (ids[0, -1] + 1) % shape.vocab_size
     second: Tensor = model(ids)
     model.train(training)
-    code, moved = shape.own.use, (first - second)[:, :-1].abs()
+    code, changes = shape.own.use, (first - second)[:, :-1].abs()
     if not first.isfinite().all():
         raise OwnCodeError(
             f"{code.place}: the model {code.name} returned logits that are NaN or Inf before any training"
         )
-    if moved.numel() and float(moved.max()) > LARGEST_LEAK * max(1.0, float(first.abs().max())):
+    if changes.numel() and float(changes.max()) > LARGEST_LEAK * max(1.0, float(first.abs().max())):
         raise OwnCodeError(
             f"{code.place}: the logits of {code.name} depend on tokens that come later; let each see "
             "itself and what precedes it only"

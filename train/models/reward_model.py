@@ -117,8 +117,8 @@ def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor],
     }
     parts: dict[str, list[Tensor]] = {}
     for name in sorted(tensors):
-        kept = tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
-        for inner, part in split_for_hf(name, kept, shape).items():
+        tensor = tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
+        for inner, part in split_for_hf(name, tensor, shape).items():
             parts.setdefault(inner, []).append(part.float())
     write_json(folder / SHAPE_FILE, config)
     write_tensors(folder / WEIGHTS_FILE, {inner: ready(torch.cat(pieces)) for inner, pieces in parts.items()})

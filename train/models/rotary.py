@@ -42,8 +42,8 @@ def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
     """Llama 3.1: scale long wavelengths, keep short ones, and interpolate between them."""
     rotations = length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * plain / scaling.factor + kept * plain
+    kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept_share) * plain / scaling.factor + kept_share * plain
 
 
 def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, theta: float) -> Tensor:
@@ -76,10 +76,10 @@ def rotary_table(
     Returns:
         two float32 tensors (..., t, head_width).
     """
-    turned = round(head_width * share)
-    per_position, warmth = frequencies(turned, theta, scaling, positions.device)
-    angles, still = positions.float().unsqueeze(-1) * per_position, (head_width - turned) // 2
-    cosines, sines = F.pad(angles.cos() * warmth, (0, still), value=1.0), F.pad(angles.sin() * warmth, (0, still))
+    rotated_channels = round(head_width * share)
+    per_position, warmth = frequencies(rotated_channels, theta, scaling, positions.device)
+    angles, padding = positions.float().unsqueeze(-1) * per_position, (head_width - rotated_channels) // 2
+    cosines, sines = F.pad(angles.cos() * warmth, (0, padding), value=1.0), F.pad(angles.sin() * warmth, (0, padding))
     return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 

@@ -133,10 +133,10 @@ class Shape:
                 f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or "
                 "sequence_length of sft, reward, dpo or rl)"
             )
-        for name, most in LARGEST_SIZES.items():
+        for name, limit in LARGEST_SIZES.items():
             size = getattr(self, name)
-            if type(size) is not int or not 1 <= size <= most:
-                raise ShapeError(f"a model's {name} is a whole number from 1 to {most:,}, not {size!r}")
+            if type(size) is not int or not 1 <= size <= limit:
+                raise ShapeError(f"a model's {name} is a whole number from 1 to {limit:,}, not {size!r}")
 
     @property
     def attention_width(self) -> int:
@@ -167,8 +167,8 @@ class Shape:
             vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
             return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
-        narrow = self.kv_heads * self.head_width
-        biases = (self.attention_width + 2 * narrow) * self.qkv_bias
+        kv_width = self.kv_heads * self.head_width
+        biases = (self.attention_width + 2 * kv_width) * self.qkv_bias
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
         # An encoder has norms in its embeddings and prediction head, and one norm less in its first layer.
         norms = self.width * (2 if self.encoder else 1)
@@ -317,13 +317,13 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     Raises:
         ShapeError: a key is missing or unknown.
     """
-    read = dict(value)
-    if "head_width" not in read and {"width", "heads"} <= read.keys():
-        read["head_width"] = read["width"] // read["heads"]  # default before the key existed
+    values = dict(value)
+    if "head_width" not in values and {"width", "heads"} <= values.keys():
+        values["head_width"] = values["width"] // values["heads"]  # default before the key existed
     is_required = {key.name: key.default is MISSING for key in fields(Shape)}
     missing, unknown = (
-        [name for name, needed in is_required.items() if needed and name not in read],
-        read.keys() - is_required,
+        [name for name, needed in is_required.items() if needed and name not in values],
+        values.keys() - is_required,
     )
     if missing or unknown:
         parts = [
@@ -334,10 +334,10 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
             "transformers (with `model_type`); export the model with the version that saved it, or train "
             "it again"
         )
-    scaling, published = read.get("rope_scaling"), read.get("published")
+    scaling, published = values.get("rope_scaling"), values.get("published")
     if published is not None:
-        read["published"] = Published(**{**published, "eos": tuple(published["eos"])})
-    return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
+        values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
+    return Shape(**{**values, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
 
 
 def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:

@@ -203,13 +203,13 @@ class _Draws:
 
 def _first_that_hide(sentences: Sequence[Span], target_count: int, row_draws: _Draws) -> list[Span]:
     """Sample sentences until enough tokens are hidden; ascending."""
-    chosen, hidden = list[Span](), 0
+    sampled, hidden = list[Span](), 0
     for number in np.argsort(row_draws.numbers("sentence", len(sentences)), kind="stable"):
-        chosen.append(sentences[number])
+        sampled.append(sentences[number])
         hidden += sentences[number][1] - sentences[number][0]
         if hidden >= target_count:
             break
-    return sorted(chosen)
+    return sorted(sampled)
 
 
 def blanks_of(section: BlankInfilling, tokenizer: TextTokenizer, seed: int, length: int) -> Blanks:

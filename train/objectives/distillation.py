@@ -162,13 +162,18 @@ class _Distilled(torch.autograd.Function):
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             with torch.enable_grad():
-                inner, outer = hidden[part].detach().requires_grad_(), matrix.detach().requires_grad_(trains_matrix)
-                logits = (inner @ outer.T).float()
+                chunk_hidden, chunk_matrix = (
+                    hidden[part].detach().requires_grad_(),
+                    matrix.detach().requires_grad_(trains_matrix),
+                )
+                logits = (chunk_hidden @ chunk_matrix.T).float()
                 hard = F.cross_entropy(logits, targets[part], reduction="none")
                 soft = divergence(logits, taught.part(part), settings.temperature, settings.kind, settings.beta)
                 mixed = (1 - settings.weight) * hard + settings.weight * settings.temperature**2 * soft
                 loss = (mixed * weights[part]).sum()
-            chunk_gradients = torch.autograd.grad(loss, (inner, outer) if trains_matrix else (inner,))
+            chunk_gradients = torch.autograd.grad(
+                loss, (chunk_hidden, chunk_matrix) if trains_matrix else (chunk_hidden,)
+            )
             hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
                 matrix_gradient += chunk_gradients[1]
@@ -351,15 +356,15 @@ class TaughtTurns:
         loss, nll, divergences = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
         weight, square = self._settings.weight, self._settings.temperature**2
         mixed = (1 - weight) * nll + weight * square * divergences
-        both = torch.stack([(part * placed.counted).double().sum() for part in (mixed, divergences)])
+        loss_sums = torch.stack([(part * placed.counted).double().sum() for part in (mixed, divergences)])
         return Measured(
-            loss, torch.cat((both, self._turns.sums(placed, nll))), torch.where(placed.counted > 0, mixed, UNTRAINED)
+            loss,
+            torch.cat((loss_sums, self._turns.sums(placed, nll))),
+            torch.where(placed.counted > 0, mixed, UNTRAINED),
         )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Mixed `loss`, `divergence` from the teacher in nats per token at its temperature, `label_loss`, and the
-        metrics of AssistantTurns.
-        """
+        """Metrics of AssistantTurns, with the mixed `loss`, `label_loss`, and `divergence` in nats per token."""
         mixed, total_divergence, *label_sums = sums
         labels = self._turns.report(label_sums, weight)
         return {**labels, "loss": mixed / weight, "label_loss": labels["loss"], "divergence": total_divergence / weight}

@@ -59,17 +59,17 @@ class Masking:
             # All tokens of a word share the draw of its first token.
             places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
         places, numbers = places + read.first[:, None], np.broadcast_to(read.rows[:, None], ids.shape)
-        chosen = is_candidate & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
-        row, place = np.nonzero(chosen)
+        is_selected = is_candidate & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
+        row, place = np.nonzero(is_selected)
         at = read.rows[row], place + read.first[row]
         kind = draws(self.key("kind", step), *at)
         drawn = (draws(self.key("drawn", step), *at) * self.vocab_size).astype(np.int64)
         to_mask = self.section.mask_share
-        inputs, original_ids = ids.copy(), ids[chosen]
-        inputs[chosen] = np.where(
+        inputs, original_ids = ids.copy(), ids[is_selected]
+        inputs[is_selected] = np.where(
             kind < to_mask, self.mask, np.where(kind < to_mask + self.section.random_share, drawn, original_ids)
         )
-        return Laid(inputs, np.where(chosen, ids, IGNORED))
+        return Laid(inputs, np.where(is_selected, ids, IGNORED))
 
     def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Mask of the tokens (n, t) that may be selected: all except special tokens and padding (negative positions)."""

@@ -143,7 +143,7 @@ def dpo_loss(
     Args:
         chosen, rejected: (n,) float32, log-probabilities of the answers under the policy, summed over their tokens.
         reference_chosen, reference_rejected: (n,), the same under the frozen reference.
-        beta: the strength of the tie to the reference.
+        beta: strength of the KL penalty.
         label_smoothing: e.
 
     Returns:
@@ -169,21 +169,21 @@ def robust_dpo_loss(
 ) -> Tensor:
     """(-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e): as `dpo_loss`, without bias.
 
-    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12). Arguments as of `dpo_loss`.
+    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12). Arguments as for `dpo_loss`.
 
     >>> loss = robust_dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0])), label_smoothing=0.1)
     >>> f"{loss.item():.6f}"
     '0.411577'
     """
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
-    wrong = label_smoothing
-    return (-(1 - wrong) * F.logsigmoid(margin) + wrong * F.logsigmoid(-margin)) / (1 - 2 * wrong)
+    error_rate = label_smoothing
+    return (-(1 - error_rate) * F.logsigmoid(margin) + error_rate * F.logsigmoid(-margin)) / (1 - 2 * error_rate)
 
 
 def hinge_loss(
     chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1
 ) -> Tensor:
-    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023). Arguments as of `dpo_loss`.
+    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023). Arguments as for `dpo_loss`.
 
     >>> hinge_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0]))).item()
     0.5
@@ -202,16 +202,16 @@ def ipo_loss(
 ) -> Tensor:
     """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO (Azar et al. 2023, equation 17).
 
-    Arguments as of `dpo_loss`. Over means of tokens by the convention that its authors confirmed for TRL (issue 1265
-    there); without the numbers of tokens, (n,) each, over sums: as the paper writes it and the first DPO code computes.
+    Arguments as for `dpo_loss`. With numbers of tokens, (n,) each, it uses means over tokens, which its authors
+    confirmed for TRL (issue 1265 there); without them sums, as in the paper and the first DPO code.
 
     >>> ipo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-19.0]))).item()  # (6 - 5)^2
     1.0
     """
-    of_chosen, of_rejected = chosen - reference_chosen, rejected - reference_rejected
+    chosen_gain, rejected_gain = chosen - reference_chosen, rejected - reference_rejected
     if chosen_tokens is not None and rejected_tokens is not None:
-        of_chosen, of_rejected = of_chosen / chosen_tokens, of_rejected / rejected_tokens
-    return (of_chosen - of_rejected - 1 / (2 * beta)) ** 2
+        chosen_gain, rejected_gain = chosen_gain / chosen_tokens, rejected_gain / rejected_tokens
+    return (chosen_gain - rejected_gain - 1 / (2 * beta)) ** 2
 
 
 def normalised_dpo_loss(
@@ -225,14 +225,14 @@ def normalised_dpo_loss(
 ) -> Tensor:
     """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3, Lambert et al. 2024, equation 6).
 
-    Arguments as of `dpo_loss`, with the numbers of tokens of the answers, (n,) each.
+    Arguments as for `dpo_loss`, with the numbers of tokens of the answers, (n,) each.
 
     >>> loss = normalised_dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0], [4.0], [6.0])))
     >>> f"{loss.item():.6f}"  # ln(1 + e^-0.1)
     '0.644397'
     """
-    of_chosen, of_rejected = chosen - reference_chosen, rejected - reference_rejected
-    return -F.logsigmoid(beta * (of_chosen / chosen_tokens - of_rejected / rejected_tokens))
+    chosen_gain, rejected_gain = chosen - reference_chosen, rejected - reference_rejected
+    return -F.logsigmoid(beta * (chosen_gain / chosen_tokens - rejected_gain / rejected_tokens))
 
 
 def simpo_loss(
@@ -246,8 +246,9 @@ def simpo_loss(
     """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia & Chen 2024, equation 6).
 
     Args:
-        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over their tokens; no reference.
-        chosen_tokens, rejected_tokens: (n,), how many these are.
+        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over their tokens; there is no
+            reference.
+        chosen_tokens, rejected_tokens: (n,), numbers of tokens.
         beta, gamma_ratio: as in the equation; the authors take beta from 2 to 10.
 
     >>> loss = simpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [4.0], [6.0])))
@@ -262,7 +263,7 @@ def orpo_loss(
 ) -> Tensor:
     """-c / |c| - lambda log sigma(log odds(c) - log odds(r)), odds of the mean token (Hong, Lee & Thorne 2024, 4.2).
 
-    Arguments as of `simpo_loss`; `odds_weight` is lambda.
+    Arguments as for `simpo_loss`; `odds_weight` is lambda.
 
     >>> loss = orpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [4.0], [6.0])))
     >>> f"{loss.item():.6f}"

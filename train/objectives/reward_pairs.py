@@ -96,8 +96,8 @@ class RewardPairs:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Pad a micro-batch of pairs; an empty one holds a pair of weight zero."""
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        chosen = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
-        return PaddedAnswers(pinned(answer_ids(chosen, self._pad, self.sequence_length)), bool(len(rows)))
+        pairs = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
+        return PaddedAnswers(pinned(answer_ids(pairs, self._pad, self.sequence_length)), bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective; the sums are loss, number ranked correctly, and both answers' scores."""

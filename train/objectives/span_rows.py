@@ -171,9 +171,7 @@ class Corruption:
 
 
 def _segments(items: int, segments: int, drawn: np.ndarray) -> np.ndarray:
-    """Random segment lengths (g, segments) of `items`: segments start at the items with the least numbers (g, items -
-    1).
-    """
+    """Random segment lengths (g, segments), which start at the items with the least numbers `drawn` (g, items - 1)."""
     begins = np.zeros((len(drawn), items), dtype=bool)
     begins[:, 0] = True
     np.put_along_axis(begins, 1 + np.argsort(drawn, axis=1, kind="stable")[:, : segments - 1], True, axis=1)

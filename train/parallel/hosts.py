@@ -246,7 +246,7 @@ def why_lost(work: Path, said: str) -> str:
         work: working folder of the training.
         said: error of gloo or NCCL.
     """
-    here, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
+    hostname, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
     try:
         host_files = sorted((work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json"))
         lost_hosts = [_name(read_json(path)) for path in host_files if path.stem != own_rank]
@@ -256,7 +256,7 @@ def why_lost(work: Path, said: str) -> str:
     late = "timed out" in said.lower() or "timeout" in said.lower()
     failure = f"did not answer for {seconds:g} s (engine.network.timeout_seconds)" if late else "closed the connection"
     return (
-        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from {here}: that host or the network to it is "
+        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from {hostname}: that host or the network to it is "
         "gone. The training resumes from its last checkpoint: run it on all hosts again, or on those that are left "
         "with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
     )

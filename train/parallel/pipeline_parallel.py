@@ -86,8 +86,8 @@ class PipelineStage(Llama):
             raise PipelineError("engine.parallel.pipeline: a mixture of experts is not pipelined; use shard")
         self.index, self.count, self.group, self.dtype, self.device = index, count, group, dtype, device
         self.shards_weights = shards_weights
-        kept = range(shape.layers * index // count, shape.layers * (index + 1) // count)
-        layers = nn.ModuleDict({str(number): self.model.layers[number] for number in kept})
+        layer_numbers = range(shape.layers * index // count, shape.layers * (index + 1) // count)
+        layers = nn.ModuleDict({str(number): self.model.layers[number] for number in layer_numbers})
         self.model.layers = layers  # type: ignore[assignment]
         if not self.is_first:
             self.model.embed_tokens = None  # type: ignore[assignment]
@@ -129,8 +129,7 @@ class PipelineStage(Llama):
     def accumulate(
         self, objective: Objective, parts: Sequence[Any], scale: float | Tensor, draw: int | None
     ) -> list[Measured]:
-        """Accumulate the gradients of all micro-batches of a step; returns their metrics on the last stage, else an
-        empty list.
+        """Accumulate gradients of a step's micro-batches; returns their metrics on the last stage, else an empty list.
 
         Args: see loop.step.accumulate_gradients and Objective.loss.
         """
@@ -181,7 +180,7 @@ class PipelineStage(Llama):
         return _moved(result[0], self.device)
 
     def _hidden_states(self, rows: int, length: int, device: torch.device | None = None) -> Tensor:
-        """Buffer for hidden states between stages; of a process that shares their tokens or channels, its shard."""
+        """Buffer for hidden states between stages; a shard of the sequence if several processes split it."""
         shards = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
             1 if self.row_split is None else self.row_split.size
         )

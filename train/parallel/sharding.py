@@ -255,12 +255,12 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     from gristmill.train.parallel.pipeline_parallel import is_beside_first, of_all_stages
 
     assert_master_weights(model)
-    is_kept, kept = is_beside_first(model), dict[str, Tensor]()
+    is_kept, full_tensors = is_beside_first(model), dict[str, Tensor]()
     for name, parameter in model.named_parameters():
         full_tensor = gathered(parameter).detach()
         if is_kept:
-            kept[name] = full_tensor.cpu()
-    return of_all_stages(model, kept) if is_kept else {}
+            full_tensors[name] = full_tensor.cpu()
+    return of_all_stages(model, full_tensors) if is_kept else {}
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ class World:
 
     @property
     def counts(self) -> bool:
-        """True if the measurements of this process count: on the last stage, and on one of the processes with the same
-        rows.
-        """
+        """True if the measurements of this process count: one of the processes with the same rows, on the last stage."""
         return self._place("tensor") == self._place("context") == 0 and self.stage == self._along("pipeline") - 1
 
     def _along(self, dimension: str) -> int:
