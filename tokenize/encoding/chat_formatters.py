@@ -1,7 +1,7 @@
-"""Conversations written by a function of the user's, in place of a chat template: `format(messages)` gives segments.
+"""User-defined chat formatters, in place of a chat template: `format(messages)` returns segments.
 
-A segment is (text, whether the assistant generates it). What invites the model to speak is what the function writes in
-front of an answer, whatever that says: so a model is asked in exactly the way in which it was trained.
+A segment is (text, whether the assistant generates it). The generation prompt is the text that the function writes
+before an answer, so prompts in generation equal those in training.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_templates import PROBE, TemplateRefusedError, refuse_untrainable
 
 FORMATTER_FILE = "chat_formatter.json"
-"""Of a tokenizer's folder, in place of a chat template: the code, by value."""
+"""File in a tokenizer's folder with the formatter's code, in place of a chat template."""
 Segments = list[tuple[str, bool]]
 
 
 class FormatterError(ValueError):
-    """A function cannot write a conversation, or gives something else than segments."""
+    """A formatter that fails on a conversation, or does not return segments."""
 
 
 class Formatter:
-    """A function of the user's that writes conversations.
+    """User-defined function that writes conversations.
 
     Raises:
         gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded, or called with messages.
@@ -47,7 +47,7 @@ class Formatter:
         self._call = load_own(own, "messages", *(["tools"] if self._takes_tools else []))
 
     def _limit(self) -> TimeLimit:
-        """What ends calls of this thread that take too long; it watches as long as the process lives."""
+        """Time limit for calls in this thread, active until the process ends."""
         if not hasattr(self._limits, "limit"):
             self._limits.limit = TimeLimit(self._own.time_limit_seconds).__enter__()
         limit: TimeLimit = self._limits.limit
@@ -55,44 +55,47 @@ class Formatter:
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Name in messages."""
         return self._own.use.reference
 
     def segments(
         self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Segments:
-        """Write a conversation: (text, whether the assistant generates it), in order; no empty ones.
+        """Write a conversation: (text, whether the assistant generates it), in order, without empty segments.
 
         Args:
-            messages: `role` and `content` each.
-            prompt: end with what invites the assistant to speak.
-            tools: given to a function with a parameter `tools`.
+            messages: with `role` and `content`.
+            prompt: end with the generation prompt.
+            tools: passed to a function with a parameter `tools`.
 
         Raises:
-            FormatterError: the function raises, or gives no segments, or not one for each answer.
+            FormatterError: the function raises, returns no segments, or not one for each answer.
         """
-        asked = [*messages, *PROBE[-1:]] if prompt else list(messages)
-        given = [
-            [copy.deepcopy(one) for one in asked],
+        conversation = [*messages, *PROBE[-1:]] if prompt else list(messages)
+        arguments = [
+            [copy.deepcopy(message) for message in conversation],
             *([copy.deepcopy(list(tools)) or None] if self._takes_tools else []),
         ]
         try:
-            pairs = self._limit().call(self._written, given)
+            pairs = self._limit().call(self._written, arguments)
         except Exception as error:
             raise FormatterError(" ".join(blame(self._own.use, error).split())) from error
         merged = _merged([self._checked(pair) for pair in pairs])
-        answers, speaks = sum(generated for _, generated in merged), sum(one["role"] == "assistant" for one in asked)
-        if answers != speaks:
+        answers, assistant_turns = (
+            sum(generated for _, generated in merged),
+            sum(message["role"] == "assistant" for message in conversation),
+        )
+        if answers != assistant_turns:
             raise FormatterError(
                 f"{self._own.use.place}: {self._own.use.name} marks {answers} answers in a "
-                f"conversation with {speaks}; mark each answer and its end of turn, and put text "
+                f"conversation with {assistant_turns}; mark each answer and its end of turn, and put text "
                 "that is not marked between two"
             )
         return merged[: max(place for place, (_, generated) in enumerate(merged) if generated)] if prompt else merged
 
-    def _written(self, given: Sequence[Any]) -> list[Any]:
-        """What the function gives; one that yields runs as it is read."""
-        written = self._call(*given)
+    def _written(self, arguments: Sequence[Any]) -> list[Any]:
+        """Segments that the function returns or yields."""
+        written = self._call(*arguments)
         return list(written) if isinstance(written, Iterable) else [written]
 
     def _checked(self, pair: Any) -> tuple[str, bool]:
@@ -111,7 +114,7 @@ class Formatter:
 
 
 def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
-    """Neighbours of one kind joined, without empty ones: what is encoded together."""
+    """Join adjacent segments of one kind, which are encoded together, and drop empty ones."""
     return [
         ("".join(text for text, _ in group), generated)
         for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])
@@ -121,12 +124,12 @@ def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
 def _parameters(own: OwnFormatter) -> Collection[str]:
     try:
         return inspect.signature(load_function(own.use)).parameters
-    except (TypeError, ValueError):  # of a built-in one nothing is known
+    except (TypeError, ValueError):  # a built-in function has no signature
         return ()
 
 
 def read_formatter(folder: Path) -> Formatter | None:
-    """The function that writes the conversations of a tokenizer, where it is not a template that does.
+    """Load the formatter of a tokenizer; None if it uses a template.
 
     Raises:
         gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded.
@@ -136,10 +139,10 @@ def read_formatter(folder: Path) -> Formatter | None:
 
 
 def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:
-    """Write a conversation twice, and refuse what could not be trained.
+    """Write a conversation twice, and refuse formatters that are unusable for training.
 
     Raises:
-        TemplateRefusedError: as of templates; or it writes the same conversation in two ways.
+        TemplateRefusedError: as for templates; or the two results differ.
     """
     try:
         formatter = Formatter(own)

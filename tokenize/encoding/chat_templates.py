@@ -1,12 +1,11 @@
-"""How a conversation is written as text: our special tokens and chat template, and the templates of other models.
+"""Chat templates: gristmill's special tokens and template, and the rendering of other models' templates.
 
-A template is Jinja as transformers reads it, with marks around what the assistant generates: `{% generation %} ...
-{% endgeneration %}` encloses what is trained on (transformers' `return_assistant_tokens_mask`). Its functions and
-filters are those of transformers where that is installed, else equal ones.
+A template is Jinja as transformers reads it, with marks around the assistant's text: `{% generation %} ...
+{% endgeneration %}` encloses the trained part (transformers' `return_assistant_tokens_mask`). Its functions and filters
+are those of transformers if installed, otherwise equivalent ones.
 
-A template may write the date (`strftime_now`, in the templates of Llama 3.2 and gpt-oss). What is trained must not
-depend on the day, so that it is TEMPLATE_DATE wherever a stage renders; `generate`, `chat` and `serve-model` give the
-clock's.
+A template may write the date (`strftime_now`, in the templates of Llama 3.2 and gpt-oss). Training data must not depend
+on the day, so stages render TEMPLATE_DATE; `generate`, `chat` and `serve-model` use the clock.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PAD = "<|pad|>"
 END_OF_TURN = "<|end|>"
 ROLES = ("system", "user", "assistant")
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, *(f"<|{role}|>" for role in ROLES), END_OF_TURN)
-"""In the order of their ids, from 0, in a tokenizer that is trained here."""
+"""Special tokens of trained tokenizers in the order of their ids, from 0."""
 
 CHAT_TEMPLATE = """\
 {%- set described = 'Tools: ' + tools | tojson if tools else '' -%}
@@ -64,7 +63,7 @@ written in Hermes' form (Qwen2.5's template too), an answer as the user's turn."
 
 
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
-"""What the marks render to. Text that holds one of these is refused."""
+"""Text rendered for the marks; text that contains either is refused."""
 PROBE = (
     {"role": "system", "content": "Probe of the system."},
     {"role": "user", "content": "First probe of the user."},
@@ -72,21 +71,21 @@ PROBE = (
     {"role": "user", "content": "Second probe of the user."},
     {"role": "assistant", "content": "Second probe of the assistant."},
 )
-"""A conversation that a template has to render."""
+"""Conversation that every template must render."""
 SPECIAL_FORM = re.compile(r"<\|[^<>|\s]+\|>")
-"""What special tokens look like in the templates of Llama 3, Qwen, Phi and here."""
+"""Form of special tokens in the templates of Llama 3, Qwen, Phi and gristmill."""
 
 
 TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-"""Errors of a rendering: a template may add what a message lacks to a text, or fail as any other expression."""
+"""Errors of rendering: template expressions fail with Python's own errors."""
 
 
 class TemplateRefusedError(ValueError):
-    """A chat template that conversations cannot be trained with."""
+    """A chat template that is unusable for training."""
 
 
 class _GenerationMarks(Extension):
-    """`{% generation %} ... {% endgeneration %}`: renders its content between OPEN and CLOSE."""
+    """Block `{% generation %} ... {% endgeneration %}`: renders its content between OPEN and CLOSE."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
@@ -101,25 +100,25 @@ class _GenerationMarks(Extension):
 
 
 TEMPLATE_DATE = datetime(2024, 7, 26)
-"""The date of every template that a stage renders: the one that Llama 3.2's template writes where it has no clock."""
+"""Date of every template rendered by a stage: the default of Llama 3.2's template without a clock."""
 Clock = Callable[[], datetime]
 
 
 def fixed_clock() -> datetime:
-    """The clock of training and evaluation, which stands still."""
+    """Constant clock of training and evaluation."""
     return TEMPLATE_DATE
 
 
 @dataclass(frozen=True)
 class TemplateFunctions:
-    """What chat templates have besides Jinja's own filters and globals."""
+    """Filters and globals of chat templates besides Jinja's own."""
 
     filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     globals: Mapping[str, Any] = field(default_factory=dict)
 
 
 def own_functions() -> TemplateFunctions:
-    """The functions of transformers 5, written again for where it is not installed."""
+    """Equivalents of the functions of transformers 5, for use without it."""
 
     def tojson(
         value: Any,
@@ -138,7 +137,7 @@ def own_functions() -> TemplateFunctions:
 
 
 def transformers_functions() -> TemplateFunctions:
-    """The functions of the environment in which transformers compiles chat templates.
+    """Functions of the environment in which transformers compiles chat templates.
 
     Raises:
         ImportError: transformers is not installed.
@@ -156,7 +155,7 @@ def _difference(names: Mapping[str, Any], default: Mapping[str, Any]) -> dict[st
 
 
 def template_functions() -> TemplateFunctions:
-    """Those of transformers, or our own where that is not installed."""
+    """Functions of transformers, or the equivalents if it is not installed."""
     try:
         return transformers_functions()
     except ImportError:
@@ -170,11 +169,11 @@ def compile_template(
 
     Args:
         text: the template.
-        clock: what `strftime_now` asks for the time.
-        functions: `template_functions()` if absent.
+        clock: of `strftime_now`.
+        functions: `template_functions()` by default.
 
     Raises:
-        jinja2.TemplateError: it is not Jinja.
+        jinja2.TemplateError: invalid Jinja.
     """
 
     def strftime_now(form: str) -> str:
@@ -191,9 +190,9 @@ def compile_template(
 def render_text(
     template: jinja2.Template, messages: Sequence[Mapping[str, Any]], prompt: bool = False, **names: Any
 ) -> str:
-    """Render a conversation, with OPEN and CLOSE where the template has marks; arguments as of `render_segments`.
+    """Render a conversation, with OPEN and CLOSE for the template's marks; arguments as in `render_segments`.
 
-    Templates call reasoning by several names, of which transformers gives two (`_alias_reasoning_fields`).
+    Templates use several names for reasoning; transformers sets two of them (`_alias_reasoning_fields`).
 
     Raises:
         jinja2.TemplateError: the template refuses the messages.
@@ -209,15 +208,15 @@ def render_text(
 def render_segments(
     template: jinja2.Template, messages: Sequence[Mapping[str, Any]], prompt: bool = False, **names: Any
 ) -> list[tuple[str, bool]]:
-    """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
+    """Render a conversation: (text, whether the assistant generates it), in order, without empty segments.
 
-    A template that marks nothing, as most of those that models come with, is asked for every beginning of the
-    conversation: what an answer adds to the invitation to speak is what the assistant generates.
+    A template without marks, like those of most models, is rendered for every prefix of the conversation: the assistant
+    generates the text that an answer adds to the generation prompt.
 
     Args:
         template: of `compile_template`.
-        messages: what the template calls `messages`.
-        prompt: end with what invites the assistant to speak.
+        messages: the template's `messages`.
+        prompt: end with the generation prompt.
         names: other variables of the template, such as `eos_token`.
 
     Raises:
@@ -236,42 +235,48 @@ def render_segments(
 
 
 def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], text: str, **names: Any) -> str:
-    """A rendered conversation with marks around the answers, up to the end of each turn; as it is where a template
-    writes the beginning of a conversation otherwise when more follows."""
-    marked, at = "", 0
+    """Mark the answers of a rendered conversation, up to the end of each turn.
+
+    The text is unchanged if the template renders a prefix differently when messages follow.
+    """
+    marked, position = "", 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        asked = render_text(template, messages[:number], prompt=True, **names)
-        answered = render_text(template, messages[: number + 1], **names).rstrip()
-        if not (text.startswith(answered) and answered.startswith(asked) and len(asked) >= at):
+        prompt_text = render_text(template, messages[:number], prompt=True, **names)
+        answered_text = render_text(template, messages[: number + 1], **names).rstrip()
+        if not (
+            text.startswith(answered_text) and answered_text.startswith(prompt_text) and len(prompt_text) >= position
+        ):
             return text
-        marked += text[at : len(asked)] + OPEN + answered[len(asked) :] + CLOSE
-        at = len(answered)
-    return marked + text[at:]
+        marked += text[position : len(prompt_text)] + OPEN + answered_text[len(prompt_text) :] + CLOSE
+        position = len(answered_text)
+    return marked + text[position:]
 
 
 def as_plain_jinja(text: str) -> str:
-    """A template for renderers that do not know `{% generation %}`: what it encloses is enclosed by `{% if true %}`,
-    so that blanks around the marks are trimmed as before."""
+    """Template for renderers without `{% generation %}`.
+
+    `{% if true %}` replaces the marks, so that blanks around them are trimmed as before.
+    """
     return re.sub(
         r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
-        lambda found: f"{found[1]}{'endif' if found[2] else 'if true'}{found[3]}",
+        lambda match: f"{match[1]}{'endif' if match[2] else 'if true'}{match[3]}",
         text,
     )
 
 
 def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
-    """Render a conversation with a template, and refuse what could not be trained.
+    """Render a conversation with a template, and refuse templates that are unusable for training.
 
     Args:
         text: the template.
         special_tokens: those of the tokenizer.
-        names: the variables that the template is rendered with, such as `eos_token`.
+        names: variables of the template, such as `eos_token`.
 
     Raises:
-        TemplateRefusedError: it does not compile or render, marks no answer, loses a message, invites the assistant in
-            another way than it shows its answers, or writes a special token that the tokenizer lacks.
+        TemplateRefusedError: it does not compile or render, marks no answer, loses a message, has a generation prompt
+            that differs from the text before its answers, or writes a special token that the tokenizer lacks.
     """
     try:
         template = compile_template(text)
@@ -295,28 +300,28 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
 def refuse_untrainable(
     segments: Sequence[tuple[str, bool]], prompt: str, special_tokens: Collection[str], unmarked: str
 ) -> None:
-    """Raise TemplateRefusedError where PROBE is written in a way that could not be trained.
+    """Raise TemplateRefusedError if the rendering of PROBE is unusable for training.
 
     Args:
-        segments: PROBE as it is written.
-        prompt: what is written of it up to its last answer, to ask for one.
+        segments: of PROBE.
+        prompt: rendering of PROBE up to the generation prompt of its last answer.
         special_tokens: those of the tokenizer.
-        unmarked: what to say where not every answer is marked.
+        unmarked: message if an answer is not marked.
     """
-    whole, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
+    full_text, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
     if len(answers) != 2 or any(
         message["content"] not in answer for message, answer in zip(PROBE[2::2], answers, strict=True)
     ):
         raise TemplateRefusedError(unmarked)
-    if lost := [message["role"] for message in PROBE if message["content"] not in whole]:
-        raise TemplateRefusedError(f"it leaves out the text of the {lost[0]}")
-    if not whole.startswith(prompt):
+    if lost_roles := [message["role"] for message in PROBE if message["content"] not in full_text]:
+        raise TemplateRefusedError(f"it leaves out the text of the {lost_roles[0]}")
+    if not full_text.startswith(prompt):
         raise TemplateRefusedError(
             "with add_generation_prompt it ends otherwise than the text in front of an answer "
             "begins, so that a model would be asked in another way than it was trained"
         )
-    if unknown := sorted(set(SPECIAL_FORM.findall(whole)) - set(special_tokens)):
+    if unknown_tokens := sorted(set(SPECIAL_FORM.findall(full_text)) - set(special_tokens)):
         raise TemplateRefusedError(
-            f"it writes {', '.join(unknown)}, which the tokenizer has no special token for; add "
+            f"it writes {', '.join(unknown_tokens)}, which the tokenizer has no special token for; add "
             "it to tokenizer.special_tokens"
         )

@@ -1,9 +1,9 @@
-"""The stage `tokenize`: every kept document's token ids, once, for all mixtures to be cut from.
+"""Stage `tokenize`: encodes every kept document once, for all mixtures.
 
-Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documents back to back with nothing between
-(raw little-endian uint16, or uint32 for vocabularies above 65,536), and `part-00000.docs.parquet`, where each
-document's ids lie. Documents that cannot be encoded are in `part-00000.quarantine.parquet`. How often a shard has each
-id is in `part-00000.token_counts.npy` (int64 per id), and what all of it says about the tokenizer in `report.json`.
+Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documents back to back without separators (raw
+little-endian uint16, or uint32 for vocabularies above 65,536), and `part-00000.docs.parquet`, the location of each
+document's ids. Documents that cannot be encoded are in `part-00000.quarantine.parquet`. `part-00000.token_counts.npy`
+counts the ids of a shard (int64 per id), and `report.json` evaluates the tokenizer on all shards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from gristmill.tokenize.packed_files import DTYPES, dtype_name
 EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"
 LANGUAGE = "language"
-"""The column that says which language a document is in."""
+"""Column with the language of a document."""
 DOCS_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -74,17 +74,17 @@ DOCS_SCHEMA = pa.schema(
 
 
 def tokens_name(shard: str) -> str:
-    """The token file of a document shard."""
+    """Token file of a document shard."""
     return f"{shard.removesuffix('.parquet')}.tokens.bin"
 
 
 def docs_name(shard: str) -> str:
-    """The table beside the token file of a document shard."""
+    """Table beside the token file of a document shard."""
     return f"{shard.removesuffix('.parquet')}.docs.parquet"
 
 
 def counts_name(shard: str) -> str:
-    """How often a document shard has each id."""
+    """File with the count of each id in a document shard."""
     return f"{shard.removesuffix('.parquet')}.token_counts.npy"
 
 
@@ -93,7 +93,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, the annotating stages, `tokenizer`.
-        config: empty; the tokenizer decides everything.
+        config: empty; the tokenizer determines the output.
         out: output folder.
         context: where to run.
 
@@ -135,11 +135,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def make_report(
     tokenizer: TextTokenizer, out: Path, tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the tokens of all shards say about the tokenizer.
+    """Report on the tokenizer from the tokens of all shards.
 
     Returns:
-        `sources` and, where languages were identified, `languages` (`token_report.describe_groups`); `vocabulary`
-        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or why the library encoded the documents.
+        `sources` and, if languages were identified, `languages` (`token_report.describe_groups`); `vocabulary`
+        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or the reason for using the library.
     """
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for task in tasks:
@@ -160,29 +160,29 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     shard = task.payload["shard"]
     tokenizer = _load_once(inputs["tokenizer"])
     documents = read_documents(folders, shard, ["id", "source"])
-    found = combine_annotations(folders, shard, documents["id"], [EDITS])
-    rows = np.flatnonzero(found.keep).astype(np.int64)
+    annotations = combine_annotations(folders, shard, documents["id"], [EDITS])
+    rows = np.flatnonzero(annotations.keep).astype(np.int64)
     files = [as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)]
     sizes = {name: np.zeros(len(rows), np.int64) for name in ("bytes", "tokens", "characters", "words")}
     errors: dict[int, str] = {}
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
     encoder = _encoder(tokenizer)
-    most_bytes, unlike = (
+    batch_bytes, library_characters = (
         (LIBRARY_BATCH_BYTES, NONE_LISTED) if isinstance(encoder, str) else (BATCH_BYTES, encoder.unlike)
     )
-    texts, begin, decoded = read_texts(folders, shard, found, PART_BYTES), 0, (0, 0)
+    texts, begin, decoded = read_texts(folders, shard, annotations, PART_BYTES), 0, (0, 0)
     with ThreadPoolExecutor(1, "flush") as flushing:
         with ExitStack() as opened:
             sink = opened.enter_context(atomic_write(files[0]))
-            with closing(ahead(_counted(texts, unlike))) as parts:
-                for data, offsets, characters, words, theirs in parts:
+            with closing(ahead(_counted(texts, library_characters))) as parts:
+                for data, offsets, characters, words, for_library in parts:
                     part = slice(begin, begin + len(words))
                     sizes["bytes"][part] = np.diff(offsets)
                     sizes["characters"][part], sizes["words"][part] = characters, words
-                    for batch in batches(sizes["bytes"][part], most_bytes):
+                    for batch in batches(sizes["bytes"][part], batch_bytes):
                         ids, lengths, batch_errors = encode_batch(
-                            tokenizer, data, offsets[batch.start : batch.stop + 1], theirs[batch]
+                            tokenizer, data, offsets[batch.start : batch.stop + 1], for_library[batch]
                         )
                         if len(ids) > len(written_as):
                             written_as = np.empty(len(ids), written_as.dtype)
@@ -194,7 +194,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                         sizes["tokens"][first : first + len(lengths)] = lengths
                         errors.update({int(rows[first + number]): error for number, error in batch_errors.items()})
                     begin = part.stop
-            flushed = flushing.submit(opened.pop_all().close)  # the disk takes as long for it as all below takes
+            flushed = flushing.submit(opened.pop_all().close)  # the disk takes about as long as the code below
         good = ~np.isin(rows, list(errors))
         tokens, written = sizes["tokens"][good], rows[good]
         docs = pa.table(
@@ -233,10 +233,10 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
 def decode_some(
     tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray, ids: np.ndarray, lengths: np.ndarray
 ) -> tuple[int, int]:
-    """Decode the tokens of the first documents, DECODED_BYTES of them.
+    """Decode the tokens of the first documents, up to DECODED_BYTES.
 
     Returns:
-        how many they are, and how many come back as another text.
+        the number of decoded documents, and the number whose text changed.
     """
     number = int(np.searchsorted(offsets[1 : len(lengths) + 1] - offsets[0], DECODED_BYTES, side="right"))
     ends = np.cumsum(lengths[:number])
@@ -245,30 +245,29 @@ def decode_some(
 
 
 def _counted(texts: Iterator[pa.Array], unlike: Listed) -> Iterator[tuple[np.ndarray, ...]]:
-    """Each part of the texts as `text_buffers` has it, with the characters and the words of each document (int64), and
-    whether it has one of the characters (bool)."""
+    """Parts of the texts as `text_buffers`, with the characters, words (int64) and hits (bool) of each document."""
     for part in texts:
         data, offsets = text_buffers(part, checked=False)
-        characters, words, found = (np.empty(len(part), kind) for kind in (np.int64, np.int64, np.bool_))
-        if not scan_texts(data, offsets, unlike, characters, words, found):
+        characters, words, hits = (np.empty(len(part), kind) for kind in (np.int64, np.int64, np.bool_))
+        if not scan_texts(data, offsets, unlike, characters, words, hits):
             raise pa.ArrowInvalid("a document's text is not UTF-8; what the shard was made of has been changed")
-        yield data, offsets, characters, words, found
+        yield data, offsets, characters, words, hits
 
 
 def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
-    """The values of some rows, ascending; mostly these are all."""
+    """Values of some rows, ascending; usually all of them."""
     return column if len(rows) == len(column) else column.take(pa.array(rows))
 
 
 def _measure(
     folders: Mapping[str, Path], shard: str, docs: pa.Table, sizes: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """What is counted of the encoded documents, by source, and by language where one was identified (else None)."""
-    found: dict[str, Any] = {"sources": measure(docs["source"], sizes), "languages": None}
+    """Counts of the encoded documents by source, and by language if identified (else None)."""
+    counts: dict[str, Any] = {"sources": measure(docs["source"], sizes), "languages": None}
     if (step := step_with(folders, shard, LANGUAGE)) is not None:
         language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(docs["row"])
-        found["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), sizes)
-    return found
+        counts["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), sizes)
+    return counts
 
 
 @lru_cache(maxsize=1)
@@ -292,19 +291,19 @@ def _quarantine_table(folders: Mapping[str, Path], shard: str, errors: Mapping[i
 
 
 DECODED_BYTES = 20_000
-"""Text of a shard whose tokens are decoded again: a thousandth of the time that encoding takes."""
+"""Text per shard that is decoded again as a check: a thousandth of the encoding time."""
 PART_BYTES = 4 << 20
-"""Text that is read at a time, while as much is encoded: of a shard of 16 MB three quarters are read beside it."""
+"""Text read at a time, in parallel to the encoding: three quarters of a shard of 16 MB are read meanwhile."""
 BATCH_BYTES = 8 << 20
-"""Text per call of gigatoken: the half millisecond that a call costs is nothing beside it, and its ids take no more."""
+"""Text per call of gigatoken: large against the half millisecond that a call costs; the ids take no more memory."""
 LIBRARY_BATCH_BYTES = 1 << 20
 """Text per call of `tokenizers`: enough to keep all threads busy, little enough to hold its results."""
 GIGATOKEN = "gigatoken"
-"""Of `describe_encoder`: the tokenizer is not left to the library."""
+"""Value of `describe_encoder` for a tokenizer encoded by gigatoken."""
 
 
 def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
-    """Cut documents into runs of about so many bytes of text; a larger document is a run of its own."""
+    """Cut documents into runs of about `most_bytes` of text; a larger document is a run of its own."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -317,16 +316,16 @@ def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
 def encode_batch(
     tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Encode some documents; one that fails does not fail the others.
+    """Encode documents; a failing document does not affect the others.
 
     Args:
-        tokenizer: theirs.
+        tokenizer: of the documents.
         data, offsets: `text_buffers.text_buffers`, or a part of its offsets.
         theirs: see `FastEncoder.encode_buffers`.
 
     Returns:
-        the ids back to back (uint32), the number of tokens of each document (0 where it failed; int64), and the error
-        of each that failed, by its number.
+        the ids back to back (uint32), the tokens of each document (0 if it failed; int64), and the errors of failed
+        documents by number.
     """
     encoder = _encoder(tokenizer)
     if isinstance(encoder, str):
@@ -338,7 +337,7 @@ def encode_batch(
 def encode_with_library(
     tokenizer: TextTokenizer, texts: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-    """Encode some documents with a tokenizer that only the library knows; like `encode_batch`."""
+    """Encode documents with the `tokenizers` library; see `encode_batch`."""
     errors: dict[int, str] = {}
     try:
         ids = [encoding.ids for encoding in tokenizer.encode(texts)]
@@ -349,10 +348,10 @@ def encode_with_library(
 
 
 def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
-    """The ids as uint32.
+    """Convert ids to uint32.
 
     Raises:
-        TokenizerError: an id lies outside of it.
+        TokenizerError: an id is outside the vocabulary.
     """
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise TokenizerError(
@@ -363,41 +362,41 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
 
 
 def _encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
-    """This thread's fast encoder of a tokenizer; why there is none where only the library can encode with it."""
-    own: tuple[str, FastEncoder | str] | None = getattr(_of_thread, "encoder", None)
-    if own is None or own[0] != tokenizer.sha256:
-        _of_thread.encoder = None  # two at once would take twice the memory
-        own = _of_thread.encoder = (tokenizer.sha256, _new_encoder(tokenizer))
-    return own[1]
+    """Fast encoder of this thread, or the reason why only the library can encode."""
+    cached: tuple[str, FastEncoder | str] | None = getattr(_of_thread, "encoder", None)
+    if cached is None or cached[0] != tokenizer.sha256:
+        _of_thread.encoder = None  # two encoders at once would double the memory
+        cached = _of_thread.encoder = (tokenizer.sha256, _new_encoder(tokenizer))
+    return cached[1]
 
 
 _of_thread = threading.local()
 
 
 def _new_encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
-    """The same, new; one thread reads the tokenizer and compares ids with the library's for all."""
+    """New encoder; the first thread checks the tokenizer against the library for all threads."""
     with _reading:
-        known = _known.get(tokenizer.sha256)
-        if known is None:
+        cached = _known.get(tokenizer.sha256)
+        if cached is None:
             try:
-                found: FastEncoder | str = FastEncoder.for_tokenizer(tokenizer.tokenizer)
+                encoder: FastEncoder | str = FastEncoder.for_tokenizer(tokenizer.tokenizer)
             except NotKnownError as error:
-                found = str(error)
+                encoder = str(error)
             _known.clear()
-            _known[tokenizer.sha256] = found if isinstance(found, str) else found.known
-            return found
-    return known if isinstance(known, str) else FastEncoder(tokenizer.tokenizer, known)
+            _known[tokenizer.sha256] = encoder if isinstance(encoder, str) else encoder.known
+            return encoder
+    return cached if isinstance(cached, str) else FastEncoder(tokenizer.tokenizer, cached)
 
 
 _reading = threading.Lock()
 _known: dict[str, Known | str] = {}
-"""The last tokenizer that was read, by its sha256: what gigatoken is told of it, or why that cannot encode with it."""
+"""Settings for gigatoken, or the reason it cannot encode, of the last tokenizer by sha256."""
 
 
 def describe_encoder(tokenizer: TextTokenizer) -> str:
-    """What encodes with a tokenizer: gigatoken, or the library and why."""
-    known = _known.get(tokenizer.sha256) or _encoder(tokenizer)
-    return f"the tokenizers library, because {known}" if isinstance(known, str) else GIGATOKEN
+    """Encoder of a tokenizer: gigatoken, or the library with the reason."""
+    encoder = _known.get(tokenizer.sha256) or _encoder(tokenizer)
+    return f"the tokenizers library, because {encoder}" if isinstance(encoder, str) else GIGATOKEN
 
 
 def _encode_one(tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]) -> list[int]:

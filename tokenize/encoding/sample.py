@@ -1,8 +1,8 @@
-"""The text that a tokenizer is learnt from: a share of every source, chosen by hash.
+"""Training text of a tokenizer: a share of every source, chosen by hash.
 
-1. draw: per shard, its documents by source and draw, PARTITION_BYTES of them at the most in a partition.
-2. This process reads as many partitions of each source as fill its share, which are those with the smallest draws.
-3. texts: per shard that has any of them, their texts.
+1. draw: each shard sends its documents by source and draw, at most PARTITION_BYTES per partition.
+2. The main process reads the partitions with the smallest draws of each source until they fill its share.
+3. texts: each shard with chosen documents reads their texts.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ from gristmill.tokenize.document_sampling import draw, drawn_below, drawn_order,
 from gristmill.tokenize.order import order_key
 
 HELD_OUT = 0.05
-"""Share of the documents that only measure the tokenizer."""
+"""Share of documents used only to measure the tokenizer."""
 SHOWN_RULES = 3
 DRAWN_SCHEMA = pa.schema(
     [("high", pa.uint64()), ("low", pa.uint64()), ("size", pa.int64()), ("shard", pa.int64()), ("row", pa.int64())]
 )
 PARTITION_BYTES = 64_000_000
-"""Of DRAWN_SCHEMA in a partition, of which this process reads one at a time, and four times as much while it sorts it;
-more from two billion documents on, as there are no more than MOST_PARTITIONS."""
+"""Bytes of DRAWN_SCHEMA per partition. The main process reads one at a time and sorts it in four times the memory;
+partitions are larger from two billion documents on, since there are at most MOST_PARTITIONS.
+"""
 LITTLE_TEXT = 256_000_000
-"""Bytes of stored documents that one worker has read before several have begun."""
+"""Stored bytes that one worker reads faster than several start."""
 DRAW, TEXTS = "draw", "texts"
-"""The jobs, and what they send."""
+"""Names of the jobs, and of their outputs."""
 
 
 class SampleError(ValueError):
-    """There is no text to learn a tokenizer from, or its shares make no sense."""
+    """A sample without text, or with inconsistent shares."""
 
 
 @dataclass(frozen=True)
 class TokenizerSample:
-    """Texts per source.
+    """Texts by source.
 
     Attributes:
-        learn: what the merges are learnt from.
-        measure: documents that the merges have not seen; where a source has too few for that, some of `learn`.
+        learn: training text of the vocabulary.
+        measure: documents not used for training; taken from `learn` if a source has too few.
     """
 
     learn: Mapping[str, Sequence[str]]
@@ -76,39 +77,39 @@ def draw_sample(
 ) -> TokenizerSample:
     """Choose the kept documents of every source in the order of hash(seed, id) until its share is full.
 
-    The document that overflows a share is cut at a character. A source with less text than its share gives what it
-    has; the others do not make up for it.
+    The document that overflows a share is cut at a character. A source with less text than its share contributes all of
+    it; the other sources do not compensate.
 
     Args:
         inputs: the ingest and the annotating stages.
         sources: names of all sources.
         total_bytes: UTF-8 bytes of all shares together.
-        weights: share per source; equal shares if None; sources that are not named get none.
+        weights: share by source; None for equal shares; sources not named get none.
         seed: of the choice.
-        context: where to run.
+        context: of the jobs.
 
     Raises:
-        SampleError: a weight's source is unknown, all weights are zero, or no text is left.
+        SampleError: a weight's source is unknown, all weights are zero, or no text remains.
     """
     shares = share_bytes(sources, total_bytes, weights)
     tasks = shard_tasks(inputs["ingest"])
     if sum(task.size_bytes for task in tasks) < LITTLE_TEXT and context.runner == "local":
         context = replace(context, workers=1)
-    found = candidates(inputs, tasks, shares, seed, context)
-    chosen: dict[tuple[int, int], tuple[str, bool, int]] = {}
+    drawn = candidates(inputs, tasks, shares, seed, context)
+    selection: dict[tuple[int, int], tuple[str, bool, int]] = {}
     for source, share in shares.items():
-        learnt, measured = (found[source, held_out] for held_out in (False, True))
+        learnt, measured = (drawn[source, held_out] for held_out in (False, True))
         measures = max(1, int(share * HELD_OUT))
         if not len(learnt.size) or not len(measured.size):
             learnt = measured = learnt if len(learnt.size) else measured
             measures = share
         for place, limit in _fill(learnt, share):
-            chosen[place] = (source, True, limit)
+            selection[place] = (source, True, limit)
         for place, limit in _fill(measured, measures):
-            chosen.setdefault(place, (source, False, limit))
-    texts = _read_texts(inputs, tasks, chosen, context)
-    learn = {source: [text for place, text in texts if chosen[place][:2] == (source, True)] for source in shares}
-    measure = {source: [text for place, text in texts if chosen[place][:2] == (source, False)] for source in shares}
+            selection.setdefault(place, (source, False, limit))
+    texts = _read_texts(inputs, tasks, selection, context)
+    learn = {source: [text for place, text in texts if selection[place][:2] == (source, True)] for source in shares}
+    measure = {source: [text for place, text in texts if selection[place][:2] == (source, False)] for source in shares}
     if not any(map(len, learn.values())):
         raise SampleError(
             f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
@@ -118,33 +119,33 @@ def draw_sample(
 
 
 def share_bytes(sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None) -> dict[str, int]:
-    """How many bytes each source gives, by weight; sources without a weight are left out."""
+    """Bytes of each source's share, by weight; sources without a weight are omitted."""
     unknown = sorted(set(weights or ()) - set(sources))
     if unknown:
         raise SampleError(f"tokenizer.weights: no source is called {unknown[0]!r} (sources: {', '.join(sources)})")
     exact = {source: Fraction(1 if weights is None else weights.get(source, 0)) for source in sources}
-    whole = sum(exact.values())
-    if not whole:
+    total_weight = sum(exact.values())
+    if not total_weight:
         raise SampleError("tokenizer.weights: all are zero; give at least one source a weight above 0")
-    return {source: int(total_bytes * weight / whole) for source, weight in exact.items() if weight}
+    return {source: int(total_bytes * weight / total_weight) for source, weight in exact.items() if weight}
 
 
 def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
     """`filter dropped 8 of 8 documents (gopher_quality/min_words 6, ...)` of each stage that dropped any."""
-    found = []
+    dropped_by_stage = []
     for stage in annotation_stages(inputs):
         tables = [read_annotations(inputs, shard, stage, ["keep", "reason"]) for shard in shard_names(inputs["ingest"])]
         reasons = Counter(reason for table in tables for reason in table["reason"].to_pylist() if reason is not None)
         read = sum(len(table) - table["keep"].null_count for table in tables)
         worst = ", ".join(f"{rule} {number:,}" for rule, number in reasons.most_common(SHOWN_RULES))
         if reasons:
-            found.append(f"{stage} dropped {reasons.total():,} of {read:,} documents ({worst})")
-    return "; ".join(found) or "the sources hold none"
+            dropped_by_stage.append(f"{stage} dropped {reasons.total():,} of {read:,} documents ({worst})")
+    return "; ".join(dropped_by_stage) or "the sources hold none"
 
 
 @dataclass(frozen=True)
 class _Documents:
-    """Documents of one source in the order of their draws: (n, 2) id words, text bytes, shard and row."""
+    """Documents of a source in draw order: (n, 2) id words, text bytes, shard and row."""
 
     words: np.ndarray
     size: np.ndarray
@@ -153,16 +154,16 @@ class _Documents:
 
     @classmethod
     def of(cls, rows: pa.Table) -> _Documents:
-        """From rows of DRAWN_SCHEMA."""
+        """Documents from rows of DRAWN_SCHEMA."""
         high, low, size, shard, row = (rows[name].to_numpy() for name in DRAWN_SCHEMA.names)
         return cls(np.stack([high, low], axis=1), size, shard, row)
 
     def table(self) -> pa.Table:
-        """The inverse."""
+        """Rows of DRAWN_SCHEMA."""
         return pa.table([self.words[:, 0], self.words[:, 1], self.size, self.shard, self.row], schema=DRAWN_SCHEMA)
 
     def joined(self, others: _Documents) -> _Documents:
-        """Both, one behind the other."""
+        """Concatenation with `others`."""
         return _Documents(
             *(
                 np.concatenate([getattr(self, name), getattr(others, name)])
@@ -171,27 +172,30 @@ class _Documents:
         )
 
     def first(self, key: int, share: int) -> _Documents:
-        """The first in the order of their draws, as many as fill a share: more documents can only shorten them."""
+        """First documents in draw order that fill a share; more documents can only shorten this prefix."""
         order = drawn_order(self.words, key)
         size = self.size[order]
-        kept = order[: int(np.searchsorted(np.cumsum(size) - size, share))]
-        return _Documents(self.words[kept], self.size[kept], self.shard[kept], self.row[kept])
+        prefix = order[: int(np.searchsorted(np.cumsum(size) - size, share))]
+        return _Documents(self.words[prefix], self.size[prefix], self.shard[prefix], self.row[prefix])
 
 
 def candidates(
     inputs: Mapping[str, Path], tasks: Sequence[Task], shares: Mapping[str, int], seed: int, context: Context
 ) -> dict[tuple[str, bool], _Documents]:
-    """Per source, and of those that are learnt from or held out, the documents that fill a share, of all shards.
+    """Documents of all shards that fill each source's share, by source and whether held out.
 
-    No more is held than these and one partition, whatever the size of the corpus.
+    Memory holds these and one partition, for any size of the corpus.
 
     Args:
         tasks: one per shard.
     """
     rows = int(number_documents(inputs["ingest"]).starts[-1])
     kinds = [(source, held_out) for source in shares for held_out in (False, True)]
-    wanted, most = -(-rows * _row_bytes() // PARTITION_BYTES), MOST_PARTITIONS // max(len(kinds), 1)
-    bits = max(0, min(max(0, wanted - 1).bit_length(), most.bit_length() - 1))
+    needed_partitions, max_partitions = (
+        -(-rows * _row_bytes() // PARTITION_BYTES),
+        MOST_PARTITIONS // max(len(kinds), 1),
+    )
+    bits = max(0, min(max(0, needed_partitions - 1).bit_length(), max_partitions.bit_length() - 1))
     send = partial(
         send_draws,
         inputs={name: str(folder) for name, folder in inputs.items()},

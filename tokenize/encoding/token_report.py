@@ -1,7 +1,7 @@
-"""How well a tokenizer fits the documents: bytes per token, tokens per word, and what of the vocabulary is used.
+"""Report on a tokenizer: bytes per token, tokens per word, and the used part of the vocabulary.
 
-A word is a run of bytes above U+0020, so blanks, tabs and line breaks separate words and nothing else does; for scripts
-that are written without spaces, characters per token says more than tokens per word.
+A word is a run of bytes above U+0020: blanks, tabs and line breaks alone separate words. For scripts written without
+spaces, characters per token is more informative than tokens per word.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MEASURES = ("documents", "tokens", "bytes", "characters", "words")
 
 
 def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Sum what was counted of n documents by group.
+    """Sum the counts of n documents by group.
 
     Args:
-        names: strings, maybe as a dictionary; n, the group of each.
+        names: group of each document; n strings, optionally dictionary-encoded.
         sizes: all of MEASURES but `documents`; int64 of shape (n,) each.
     """
     column = names.combine_chunks()
     coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
     members, groups = coded.indices.to_numpy(), coded.dictionary.to_pylist()
     sums = {"documents": np.bincount(members, minlength=len(groups))}
-    # Sums of whole numbers below 2^53 are exact in float64, which bincount adds in.
+    # bincount adds in float64: sums of integers below 2^53 are exact.
     sums |= {name: np.bincount(members, sizes[name], len(groups)) for name in MEASURES[1:]}
     return {
         group: {name: int(sums[name][place]) for name in MEASURES}
@@ -43,13 +43,13 @@ def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str
 
 
 def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, Any]]:
-    """Add up the groups of all shards, and how their text and tokens compare; None where there is nothing to divide."""
+    """Sum the groups of all shards and add the ratios of text and tokens; None for a zero divisor."""
     sums: dict[str, dict[str, int]] = {}
     for shard in counted:
         for name, group in shard.items():
-            known = sums.setdefault(name, dict.fromkeys(MEASURES, 0))
+            totals = sums.setdefault(name, dict.fromkeys(MEASURES, 0))
             for measure_name in MEASURES:
-                known[measure_name] += group[measure_name]
+                totals[measure_name] += group[measure_name]
     return {
         name: {
             **group,
@@ -62,16 +62,16 @@ def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[
 
 
 def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """What of a vocabulary the documents use.
+    """Usage of a vocabulary by the documents.
 
     Args:
-        counts: int64 of shape (vocab_size,), how often the documents have each id.
-        tokenizer: theirs.
+        counts: int64 of shape (vocab_size,), count of each id in the documents.
+        tokenizer: of the documents.
 
     Returns:
-        `size` of the vocabulary without special tokens (text never has them), how many of these ids are `used` and
-        `never_used`, `used_share`; `single_byte_share` of all tokens in the documents; and the `most_frequent` and the
-        `longest` tokens that were used (id, text, bytes, count).
+        `size` of the vocabulary without special tokens (text never has them), `used` and `never_used` ids,
+        `used_share`; `single_byte_share` of all tokens in the documents; and the `most_frequent` and `longest` used
+        tokens (id, text, bytes, count).
     """
     plain = np.ones(len(counts), bool)
     plain[list(tokenizer.special_ids.values())] = False
@@ -93,14 +93,14 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[st
 
 @kernel
 def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
-    """Count ids, and copy them into fewer bits.
+    """Count ids, and copy them into a narrower dtype.
 
     Args:
         ids: uint32 of shape (n,), below the size of the vocabulary.
-        counts: int64 of shape (vocabulary,), is added to.
+        counts: int64 of shape (vocabulary,), updated.
         narrow: uint16 or uint32, the first n are set.
     """
-    # Two at a time in counts of their own: an addition waits for the one before where both are to the same number.
+    # Separate counts for even and odd positions: consecutive additions to the same count would wait for each other.
     even, odd = np.zeros(len(counts), np.uint32), np.zeros(len(counts), np.uint32)
     at, end = np.uint64(0), np.uint64(len(ids))
     while at < end:

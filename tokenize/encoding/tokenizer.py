@@ -1,8 +1,8 @@
-"""The stage `tokenizer`: a vocabulary learnt from a sample of the documents, or any tokenizer.json.
+"""Stage `tokenizer`: a vocabulary learnt from a sample of the documents, or any tokenizer.json.
 
-Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (what transformers' AutoTokenizer loads; where a
-function of the user's writes conversations, chat_formatter.json instead, its code by value) and token_bytes.npy
-(uint16 per id: how many UTF-8 bytes of text the token stands for, 0 for special tokens).
+Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (the files of transformers' AutoTokenizer; with a
+user-defined formatter, chat_formatter.json with its code instead) and token_bytes.npy (uint16 per id: UTF-8 bytes of
+text per token, 0 for special tokens).
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
 UNBOUNDED_LENGTH = 10**9
-"""The model decides how long a text may be, not the tokenizer."""
+"""The model limits the length of a text, not the tokenizer."""
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer for documents: what a text says is text, also where it spells a special token.
+    """Tokenizer for documents: text that spells a special token is encoded as text.
 
     Attributes:
         tokenizer: the `tokenizers` object; encodes special tokens as text, adds nothing.
         vocab_size: one above the largest id.
         special_ids: special token -> id.
         eos: id that ends a document.
-        pad: id that fills a row (`eos` where the tokenizer has no other).
+        pad: id that fills a row (`eos` if the tokenizer has no other).
         token_bytes: uint16 of shape (vocab_size,), see `count_token_bytes`.
         sha256: of tokenizer.json.
     """
@@ -64,31 +64,31 @@ class TextTokenizer:
     sha256: str
 
     def described(self) -> dict[str, Any]:
-        """What a packed set says of its tokenizer."""
+        """Description of the tokenizer in a packed set."""
         return {"vocab_size": self.vocab_size, "eos": self.eos, "pad": self.pad, "sha256": self.sha256}
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode documents; `.ids` of each result never holds a special id (no character offsets)."""
+        """Encode documents; `.ids` of a result never contains a special id (no character offsets)."""
         return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a document's tokens, special tokens spelt out."""
+        """Decode the tokens of a document, with special tokens spelt out."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Learn a tokenizer, or take the one that is given; see the module for what is written.
+    """Learn a tokenizer, or copy an external one; the module lists the output.
 
     Args:
-        inputs: `ingest` and the annotating stages; nothing where a tokenizer is given.
+        inputs: `ingest` and the annotating stages; empty for an external tokenizer.
         config: `tokenizer` (the section), `sources` (names in the manifest's order) and `seed`.
         out: output folder.
         context: where to run.
 
     Raises:
-        TokenizerError: the given tokenizer.json cannot be used.
-        gristmill.tokenize.encoding.sample.SampleError: there is no text to learn from.
-        gristmill.tokenize.encoding.vocabulary.VocabularyError: the vocabulary cannot be learnt as it is asked for.
+        TokenizerError: the external tokenizer.json cannot be used.
+        gristmill.tokenize.encoding.sample.SampleError: the sample has no text.
+        gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary cannot be learnt.
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
@@ -144,7 +144,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def read_template(section: sections.Tokenizer) -> str | None:
-    """The template that a manifest gives, or None.
+    """Read the chat template of a manifest; None if it has none.
 
     Raises:
         TokenizerError: its file cannot be read.
@@ -160,10 +160,10 @@ def read_template(section: sections.Tokenizer) -> str | None:
 
 
 def check(tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | None = None) -> None:
-    """Whether conversations can be written with a template, or a function of the user's, and a tokenizer.
+    """Check that a template, or a user-defined formatter, can write conversations with a tokenizer.
 
     Raises:
-        TokenizerError: not so.
+        TokenizerError: it cannot.
     """
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     if isinstance(chat, OwnFormatter):
@@ -187,8 +187,8 @@ def write_tokenizer(
     Args:
         tokenizer: the vocabulary.
         out: folder of the files.
-        chat: a template, or a function of the user's.
-        end_of_text: the token that ends a text; the first known one if absent.
+        chat: a template, or a user-defined formatter.
+        end_of_text: the token that ends a text; by default the first of END_OF_TEXT_NAMES in the vocabulary.
     """
     eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
@@ -214,7 +214,7 @@ def write_tokenizer(
 
 
 def load(folder: Path) -> TextTokenizer:
-    """Load a tokenizer for encoding documents: of a committed `tokenizer` stage, or of an exported model's folder.
+    """Load a tokenizer for documents from a committed `tokenizer` stage or an exported model's folder.
 
     Raises:
         TokenizerError: it has no token that ends a text.
@@ -239,14 +239,14 @@ def load(folder: Path) -> TextTokenizer:
         with counted.open("rb") as stream:
             token_bytes = np.load(stream)
     else:
-        token_bytes = count_token_bytes(tokenizer)  # what others read has no such file
+        token_bytes = count_token_bytes(tokenizer)  # folders of external tokenizers lack the file
     return TextTokenizer(
         tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes, sha256_file(path)
     )
 
 
 def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
-    """The `eos_token` of a folder's tokenizer_config.json, if it is a token of the vocabulary."""
+    """`eos_token` of a folder's tokenizer_config.json if it is in the vocabulary, else None."""
     config = folder / TOKENIZER_CONFIG_FILE
     token = read_json(config).get("eos_token") if config.exists() else None
     if isinstance(token, dict):  # transformers writes a token with its flags
@@ -255,10 +255,10 @@ def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """UTF-8 bytes of text that each token stands for: uint16 of shape (vocab_size,).
+    """UTF-8 bytes of text per token: uint16 of shape (vocab_size,).
 
     Byte-level tokens spell one byte per character. SentencePiece tokens write a blank as U+2581 and unknown bytes as
-    <0xAB>. Special tokens, and ids that no token has, count 0.
+    <0xAB>. Special tokens and unused ids count 0.
     """
     byte_level = _is_byte_level(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
@@ -275,10 +275,10 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Which ids begin a word, and behind which ids one begins: bool of shape (vocab_size,) each.
+    """Masks of the ids that begin a word, and of the ids followed by one: bool of shape (vocab_size,) each.
 
-    Words are what blanks and line breaks separate; those in front belong to a word. A token begins one that begins with
-    a blank, or of a WordPiece vocabulary that has no `##` before it; a special token belongs to none.
+    Words are separated by blanks and line breaks, which belong to the following word. A token begins a word if it
+    begins with a blank or, in a WordPiece vocabulary, has no `##` prefix; special tokens belong to no word.
     """
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
     blanks = (
@@ -310,26 +310,26 @@ def _text_bytes(texts: Sequence[str]) -> int:
 
 
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[EOS]")
-"""What published tokenizers call it: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
+"""End-of-text tokens of published tokenizers: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
 
 
 class TokenizerError(ValueError):
-    """A tokenizer.json that cannot be used, or text that it cannot encode."""
+    """An unusable tokenizer.json, or text that it cannot encode."""
 
 
 def read_external(
     path: Path, special_tokens: Sequence[str] = (), own_template: bool = False, end_of_text: str | None = None
 ) -> Tokenizer:
-    """Read somebody else's tokenizer.json; special tokens that it lacks are added behind its vocabulary.
+    """Read an external tokenizer.json and append the special tokens that it lacks.
 
     Args:
         path: the file.
-        special_tokens: those that the manifest names.
-        own_template: the manifest has a chat template too, so the tokens of the one here are not needed.
-        end_of_text: the token that ends a text, as the manifest names it.
+        special_tokens: those of the manifest.
+        own_template: the manifest has its own chat template, so the default template's tokens are not needed.
+        end_of_text: the manifest's token that ends a text.
 
     Raises:
-        TokenizerError: it does not parse, has no token that ends a text, or has a plain token that is to be special.
+        TokenizerError: it does not parse, has no token that ends a text, or has a plain token named as special.
     """
     from tokenizers import Tokenizer
 
@@ -349,18 +349,18 @@ def read_external(
             f"tokenizer.path: {path} has none of {', '.join(END_OF_TEXT_NAMES)}; name the token that ends a text in "
             f"tokenizer.end_of_text (special tokens: {', '.join(sorted(special))})"
         )
-    wanted = [*(() if own_template else SPECIAL_TOKENS[2:]), *special_tokens]
+    required_tokens = [*(() if own_template else SPECIAL_TOKENS[2:]), *special_tokens]
     for token in special_tokens:
         if token not in special and tokenizer.token_to_id(token) is not None:
             raise TokenizerError(
                 f"tokenizer.special_tokens: {token!r} is a plain token of {path}, which a text could "
                 "become; write another like <|name|>"
             )
-    if missing := [token for token in wanted if tokenizer.token_to_id(token) is None]:
+    if missing := [token for token in required_tokens if tokenizer.token_to_id(token) is None]:
         tokenizer.add_special_tokens(missing)
     return tokenizer
 
 
 def first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
-    """The first of some names that a tokenizer has a token for."""
+    """First of the names that is a token of the tokenizer, or None."""
     return next((name for name in names if tokenizer.token_to_id(name) is not None), None)

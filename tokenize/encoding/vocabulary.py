@@ -1,12 +1,12 @@
-"""Learning a vocabulary from a sample of text: the models of `tokenizer.model`, each by a library that is kept.
+"""Training of vocabularies on a sample of text, one library per `tokenizer.model`.
 
-`bpe` and `sentencepiece_bpe` are learnt by `tokenizers`, `superbpe` by the same trainer twice (`superwords.py`),
-`unigram` by `sentencepiece` (`unigram.py`). All give a Tokenizer that `tokenizers` and transformers load. Special
-tokens have the first ids; all 256 bytes are tokens, so that any text can be encoded.
+`tokenizers` learns `bpe` and `sentencepiece_bpe`; `superbpe` runs the same trainer twice (`superwords.py`);
+`sentencepiece` learns `unigram` (`unigram.py`). All return a Tokenizer that `tokenizers` and transformers load. Special
+tokens have the first ids; all 256 bytes are tokens, so any text can be encoded.
 
-The result depends on the texts of the sample and on how often each occurs; not on their order, the number of threads or
-the order of a hash map. Of two pairs that are equally frequent, the trainer of `tokenizers` merges the one whose left
-token has the lower id, then the one whose right token has; ids are given by character, then in the order of the merges.
+The result depends on the texts of the sample and their counts; not on their order, the number of threads or the order
+of a hash map. Of two equally frequent pairs, the trainer of `tokenizers` merges the one whose left token has the lower
+id, then the one whose right token has; ids are assigned by character, then in merge order.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ if TYPE_CHECKING:
     from gristmill.tokenize.encoding.sample import TokenizerSample
 
 MIN_PAIR_COUNT = 2
-"""A merge that occurs once in the sample says nothing about other text."""
+"""A merge that occurs once in the sample does not generalise."""
 BLANK = "\u2581"
-"""How SentencePiece writes a blank (Kudo and Richardson 2018). Text that has this character itself gets a blank."""
+"""SentencePiece's character for a blank (Kudo and Richardson 2018). This character in text is decoded as a blank."""
 WORDS = (
     rf"{BLANK}?[\p{{L}}\p{{M}}]+|\p{{N}}|{BLANK}?[^{BLANK}\s\p{{L}}\p{{M}}\p{{N}}]+"
     rf"|{BLANK}+(?![^{BLANK}\s])|{BLANK}+(?={BLANK})|{BLANK}+|\s+"
 )
-"""What no token of a `sentencepiece_bpe` reaches across: a kind of character, with the blank in front; every digit.
+"""Pre-tokens of `sentencepiece_bpe`: runs of one kind of character with the blank in front; single digits.
 
-A cut lies only where the kind of character changes, so that no merge of two learnt tokens could bridge one, and text is
-encoded without looking for cuts."""
+Cuts lie only where the kind of character changes, so no merge of two learnt tokens can cross one, and text is encoded
+without pre-tokenization.
+"""
 MOST_CHARACTERS = 0.5
-"""Of the room for learnt tokens, what characters take at most, however many a sample of Chinese has."""
+"""Largest share of the learnt tokens for single characters, even for a sample of Chinese."""
 UNLEARNT = "\0"
-"""Stands for every character that is left to its bytes while the rest is learnt from."""
+"""Placeholder for every character that is encoded as bytes."""
 
 
 class VocabularyError(ValueError):
-    """A vocabulary cannot be learnt as it is asked for."""
+    """A vocabulary that cannot be learnt as requested."""
 
 
 def train(
@@ -64,10 +65,10 @@ def train(
 
     Args:
         sample: the text to learn from; memory grows with its size (docs/tokenizer-models.md).
-        vocab_size: tokens at most.
+        vocab_size: most tokens.
         pretokenizer: a name of `pretokens.make_pre_tokenizer`; `sentencepiece_bpe` has its own.
-        special_tokens: further ones, behind SPECIAL_TOKENS.
-        model: what is learnt.
+        special_tokens: additional ones, after SPECIAL_TOKENS.
+        model: kind of vocabulary.
         character_coverage: of `sentencepiece_bpe`, as in the manifest.
         transition_point: of `superbpe`, as in the manifest.
 
@@ -93,7 +94,7 @@ def train(
 
 
 def _check_special(token: str, spelt: str, splitter: PreTokenizer) -> None:
-    """Tokens stay inside of a pre-token: what is cut into several is never learnt as one."""
+    """Check that pre-tokenization splits a special token: merges stay within pre-tokens and cannot spell it."""
     if token in SPECIAL_TOKENS or len(splitter.pre_tokenize_str(spelt)) < 2:
         why = "every tokenizer here has it" if token in SPECIAL_TOKENS else "text could be encoded as that token"
         raise VocabularyError(f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>")
@@ -124,7 +125,7 @@ def _train_bpe(sample: TokenizerSample, vocab_size: int, special: Sequence[str],
 def _train_superbpe(
     sample: TokenizerSample, vocab_size: int, special: Sequence[str], pretokenizer: str, transition_point: float
 ) -> Tokenizer:
-    """Words first, then what reaches across them (Liu et al. 2025)."""
+    """Learn words first, then merges across them (Liu et al. 2025)."""
     from tokenizers import decoders, models
 
     words = _train_bpe(sample, int(vocab_size * transition_point), special, make_pre_tokenizer(pretokenizer))
@@ -173,9 +174,9 @@ def _train_sentencepiece_bpe(
     vocab = {token: len(first) + number for token, number in learnt["vocab"].items()}
     model = models.BPE(vocab={**first, **vocab}, merges=[*map(tuple, learnt["merges"])], byte_fallback=True)
     decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
-    found = _assemble(model, special, None, decoder)
-    found.normalizer = normalizers.Replace(" ", BLANK)
-    return found
+    assembled = _assemble(model, special, None, decoder)
+    assembled.normalizer = normalizers.Replace(" ", BLANK)
+    return assembled
 
 
 def _assemble(model: models.Model, special: Sequence[str], splitter: PreTokenizer | None, decoder: Any) -> Tokenizer:
@@ -185,7 +186,7 @@ def _assemble(model: models.Model, special: Sequence[str], splitter: PreTokenize
     if splitter is not None:
         tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoder
-    tokenizer.add_special_tokens([*special])  # the model has them, with these ids
+    tokenizer.add_special_tokens([*special])  # already in the model, with the same ids
     return tokenizer
 
 
@@ -201,12 +202,12 @@ CODE_POINTS = 0x110000
 
 
 def frequent_characters(texts: Iterator[str], coverage: float, most: int) -> str:
-    """The most frequent characters that make up a share of the text, and U+2581 for the blank; by code point.
+    """Most frequent characters that cover a share of the text, with U+2581 for the blank; by code point.
 
     Args:
         texts: all text.
         coverage: the share, of all characters but blanks.
-        most: characters at most besides the blank. Of equally frequent ones those with the lower code points are taken.
+        most: most characters besides the blank; lower code points win ties.
     """
     counts = np.zeros(CODE_POINTS, np.int64)
     for text in texts:
@@ -215,14 +216,14 @@ def frequent_characters(texts: Iterator[str], coverage: float, most: int) -> str
     counts[[ord(" "), ord(BLANK), ord(UNLEARNT)]] = 0
     order = np.lexsort((np.arange(CODE_POINTS), -counts))
     before = np.cumsum(counts[order]) - counts[order]
-    taken = order[(before < coverage * counts.sum()) & (counts[order] > 0)][:most]
-    return "".join(sorted({BLANK, *map(chr, taken.tolist())}))
+    selected_codes = order[(before < coverage * counts.sum()) & (counts[order] > 0)][:most]
+    return "".join(sorted({BLANK, *map(chr, selected_codes.tolist())}))
 
 
 def _only(characters: str, texts: Iterator[str]) -> Iterator[str]:
-    """The texts with blanks as U+2581 and every other character as UNLEARNT, which ends a word."""
-    known = np.zeros(CODE_POINTS, np.uint32)
-    known[[*map(ord, characters)]] = [*map(ord, characters)]
-    known[ord(" ")] = known[ord(BLANK)]
+    """Texts with blanks as U+2581 and every other character outside the set as UNLEARNT, which ends a word."""
+    code_map = np.zeros(CODE_POINTS, np.uint32)
+    code_map[[*map(ord, characters)]] = [*map(ord, characters)]
+    code_map[ord(" ")] = code_map[ord(BLANK)]
     for text in texts:
-        yield known[np.frombuffer(text.encode("utf-32-le"), np.uint32)].tobytes().decode("utf-32-le")
+        yield code_map[np.frombuffer(text.encode("utf-32-le"), np.uint32)].tobytes().decode("utf-32-le")
