@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
+from benchmarks.installed_texts import CORPUS, documentation
 from gristmill.dataprep.passages.contamination import find_matches, is_over
 from gristmill.dataprep.passages.evaluation_sets import forms, read_items
 from gristmill.dataprep.passages.ngram_index import build_index, count_documents, find_ngrams
@@ -51,6 +52,7 @@ LEAKS_PER_DISGUISE = 100
 FEWEST_WORDS = 9
 """Shorter items are not planted: 60 % of them say nothing."""
 PAGE_CHARACTERS, LONG_PAGE_CHARACTERS = 3000, 40_000
+INSTALLED_PIECES, BOOK_PIECES = 2400, 90
 PEER_NGRAM = 12
 CHOICES = ((13, 0.5), (10, 0.4), (8, 0.3), (8, 0.5), (7, 0.4), (6, 0.4), (5, 0.4))
 """Other n-grams and largest shares that are measured beside the defaults."""
@@ -97,22 +99,12 @@ class Corpus(NamedTuple):
 def rows() -> Iterator[dict[str, Any]]:
     """Measure: the recall of each disguise and kind of set, and the share of innocent documents that stay."""
     folder = data_folder()
-    if not (folder / BOOKS).exists():
-        yield {
-            "name": "decontamination",
-            "ours": None,
-            "peer": None,
-            "unit": "",
-            "ratio": None,
-            "note": f"{folder} has no evaluation sets and books",
-        }
-        return
-    corpus = make_corpus(folder)
+    corpus = make_corpus(folder) if (folder / BOOKS).exists() else installed_corpus()
     section = Decontaminate(against=("nothing",))  # type: ignore[arg-type]
     ours, peer = judge(corpus, section), judge_any_ngram(corpus)
     disguises, sets = np.array(corpus.disguises), np.array(corpus.sets)
     for disguise in DISGUISES:
-        for of_set in SETS:
+        for of_set in dict.fromkeys(filter(None, corpus.sets)):
             these = (disguises == disguise) & (sets == of_set)
             yield _row(f"leaks found, {of_set}: {disguise}", ours[these], peer[these])
     for kind in ("clean", *QUOTATIONS):
@@ -176,14 +168,29 @@ def ngrams(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def make_corpus(folder: Path) -> Corpus:
-    """Plant the leaks and the quotations among clean documents; the same corpus in every run."""
-    source = random.Random(0)
+    """Plant the items of public evaluation sets among public clean documents; the same corpus in every run."""
     books = [text for text in read_documents(folder / BOOKS) if len(text) > 2 * LONG_PAGE_CHARACTERS]
     texts = [text for name in CLEAN for text in read_documents(folder / name)]
     texts += [text for name in CLEAN_ARCHIVES for text in read_archive(folder / name)]
-    disguises, sets, items = ["clean"] * len(texts), [""] * len(texts), []
-    for of_set, read in SETS.items():
-        found = [item for item in read(folder) if len(item.split()) >= FEWEST_WORDS]
+    return planted_corpus(books, texts, {of_set: read(folder) for of_set, read in SETS.items()})
+
+
+def installed_corpus() -> Corpus:
+    """Plant paragraphs of installed packages' documentation in other documentation, where public data is not here."""
+    pieces = documentation(INSTALLED_PIECES)
+    items = [piece.split("\n")[0] for piece in pieces[::4]]
+    clean = [piece for number, piece in enumerate(pieces) if number % 4]
+    books = ["\n".join(clean[first : first + BOOK_PIECES]) for first in range(0, len(clean), BOOK_PIECES)]
+    long_books = [book for book in books if len(book) > 2 * LONG_PAGE_CHARACTERS]
+    return planted_corpus(long_books, clean, {CORPUS: items})
+
+
+def planted_corpus(books: Sequence[str], clean: Sequence[str], items_of: Mapping[str, Sequence[str]]) -> Corpus:
+    """Plant items of evaluation sets, and the quotations, in pages of books beside clean documents."""
+    source, texts = random.Random(0), list(clean)
+    disguises, sets, items = ["clean"] * len(texts), [""] * len(texts), list[str]()
+    for of_set, every_item in items_of.items():
+        found = [item for item in every_item if len(item.split()) >= FEWEST_WORDS]
         items += found
         for disguise, leak in DISGUISES.items():
             chosen = source.sample(found, min(LEAKS_PER_DISGUISE, len(found)))
