@@ -1,8 +1,8 @@
-"""Which listings may run: the files of a source are a part of its fingerprint, so a listing that a user wrote runs when
-a manifest is planned, before anybody has asked for a run. Somebody who has read it says so first.
+"""Permission for users' listing functions: a source's files are part of its fingerprint, so its listing runs when a
+manifest is planned, before a run is requested. A user who has read the code allows it first.
 
-`gristmill run` runs all code of a manifest, and so allows its listings; `gristmill plan --allow-code` allows them
-alone. What was allowed is remembered in the store by its content, its options included.
+`gristmill run` runs all code of a manifest, and so allows its listings; `gristmill plan --allow-code` allows only them.
+The store records allowed listings by content, including their options.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import OwnListing
 
 FOLDER = "allowed-code"
-"""Below the store."""
+"""Folder in the store."""
 
 
 def refused_listings(manifest: Manifest, written: Written, store: Store, allow: bool) -> list[Problem]:
-    """A sentence about each listing that nobody has allowed yet; none with `allow`, which allows them all."""
+    """Problems for listings that are not allowed yet; `allow` allows them all."""
     problems = []
     for name, listing in _listings(manifest):
         marker = store.root / FOLDER / f"{_digest(listing)}.json"

@@ -1,4 +1,4 @@
-"""Libraries that an installation may lack: which extra brings each, and what is said where one is missing."""
+"""Optional libraries: the extra that provides each, and messages about missing ones."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ EXTRA_OF = {
     "datasets": "hf",
     **{name: name for name in ("fasttext", "kenlm", "mlflow", "pandas", "polars", "trackio", "vllm", "wandb")},
 }
-"""What `pip install gristmill` alone leaves out, as it is imported -> the extra of pyproject.toml that has it."""
+"""Libraries that `pip install gristmill` leaves out, by import name -> extra of pyproject.toml."""
 WANTED = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
-"""What pip compiles, as nobody offers it compiled -> what that needs."""
+"""Libraries without wheels, which pip compiles -> requirements of the build."""
 
 
 class MissingLibraryError(ImportError):
-    """A library is asked for that is not installed; the message says how to install it."""
+    """A needed library is not installed; the message says how to install it."""
 
 
 def is_installed(library: str) -> bool:
-    """Whether a library can be imported, without importing it."""
+    """True if a library can be imported; does not import it."""
     return find_spec(library) is not None
 
 
 def sentence_of(library: str, what: str) -> str:
-    """What is said where a library is missing.
+    """Message about a missing library.
 
     Args:
         library: a key of EXTRA_OF.
-        what: what needs it.
+        what: the feature that needs it.
     """
     compiled = f"{_to_compile(library)}," if library in WANTED else ""
     return (
@@ -48,20 +48,20 @@ def sentence_of(library: str, what: str) -> str:
 
 
 def check_libraries(session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()) -> None:
-    """Raise MissingLibraryError, with one sentence of all that is missing, where some stages of a run cannot work here.
+    """Raise MissingLibraryError, with one sentence about all missing libraries, if some stages of a run lack them here.
 
     Args:
-        force: which of them run although they are committed; all others that are committed need nothing.
+        force: committed stages that run all the same; other committed ones need no libraries.
     """
     missing: dict[str, list[str]] = {}
     for name in stages:
         if name in force or session.committed(name) is None:
-            for what, library in _needed(session, name):
-                if not is_installed(library) and what not in missing.setdefault(library, []):
-                    missing[library].append(what)
+            for feature, library in _needed(session, name):
+                if not is_installed(library) and feature not in missing.setdefault(library, []):
+                    missing[library].append(feature)
     if len(missing) == 1:
         ((library, needing),) = missing.items()
-        keys = [one for one in needing if "." in one]
+        keys = [feature for feature in needing if "." in feature]
         raise MissingLibraryError(
             sentence_of(library, _called(session, library, needing)) + (f", or remove {_and(keys)}" if keys else "")
         )
@@ -74,12 +74,12 @@ def check_libraries(session: Session, stages: Iterable[str], force: frozenset[st
 
 
 def _needed(session: Session, name: str) -> Iterator[tuple[str, str]]:
-    """What cannot do without a library of an extra, a stage of a run or a key of its settings; the library."""
+    """Yield what needs a library of an extra (the stage, or a key of its settings), and the library."""
     stage, step = session.plan[name].stage, session.manifest.steps.get(name)
     if stage.needs_torch:
         yield name, TORCH
-    asked = session.manifest if stage.instances is None else stage.instances(session.manifest)[name]
-    for key, library in stage.needs_libraries(asked if step is None else step.config):
+    section = session.manifest if stage.instances is None else stage.instances(session.manifest)[name]
+    for key, library in stage.needs_libraries(section if step is None else step.config):
         yield key or name, library
 
 

@@ -1,4 +1,4 @@
-"""Notification of the end of a run: a command or a URL of the user's (`engine.notify`) gets it as JSON."""
+"""Notification about the end of a run: JSON for a user's command or URL (`engine.notify`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("gristmill.notify")
 
 
 def notify(session: Session, record: RunRecord, report: Path | None = None) -> None:
-    """Tell `engine.notify` how a run ended. What goes wrong with it is a warning: the run has ended as it has.
+    """Send a notification about the end of a run to `engine.notify`. Failures are warnings and do not affect the run.
 
     Args:
         session: the run's.
         record: its finished record.
-        report: where its report is, if it has one.
+        report: path of its report, if any.
     """
     target = session.manifest.engine.notify
     if target is None:
@@ -48,13 +48,13 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
             log.warning("engine.notify: the command ended with code %d", done.returncode)
     except subprocess.TimeoutExpired:
         log.warning("engine.notify: the command took longer than %g s and was ended", COMMAND_SECONDS)
-    except Exception as error:  # noqa: BLE001 - the end of a run is the same whoever hears of it
+    except Exception as error:  # noqa: BLE001 - notifications do not affect a run
         # A message may repeat the URL, which is a credential.
         log.warning("engine.notify did not work: %s", str(error).replace(target, "URL") or type(error).__name__)
 
 
 def payload(session: Session, record: RunRecord, report: Path | None) -> dict[str, Any]:
-    """The notification: how the run ended, with `text`, a sentence that chat services show."""
+    """Notification with the run's result, and `text`, a sentence for chat services."""
     content = record.content
     seconds = round(content["finished"] - content["started"], 3)
     sentence = f"gristmill: {content['name']} {content['state']} after {seconds:,.0f} s on {socket.gethostname()}"

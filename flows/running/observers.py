@@ -1,4 +1,4 @@
-"""Observers of a run: several at once, and one that writes JSON lines."""
+"""Observers of a run: a group of observers, and one that writes JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gristmill.flows.store.store import StageFolder
 
 
 class Observers:
-    """Passes everything on to several observers, in their order."""
+    """Forwards all calls to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
@@ -51,9 +51,9 @@ class Observers:
 
 
 class JsonLines:
-    """A text stream that writes every line as a JSON object with `time`, `level`, `event` and what the event has.
+    """Text stream that writes every line as a JSON object with `time`, `level`, `event` and the event's values.
 
-    Lines that are written to it as text have the event `message`.
+    Lines of text have the event `message`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -77,15 +77,15 @@ class JsonLines:
         return len(text)
 
     def flush(self) -> None:
-        """Every line is flushed when it is written."""
+        """Do nothing: every line is flushed when written."""
 
     def isatty(self) -> bool:
-        """False: no bar moves on it."""
+        """False, so no progress bars are shown."""
         return False
 
 
 class JsonHandler(logging.Handler):
-    """Writes what is logged as JSON lines."""
+    """Writes log records as JSON lines."""
 
     def __init__(self, lines: JsonLines) -> None:
         super().__init__(logging.WARNING)
@@ -147,4 +147,4 @@ class JsonObserver:
         self._lines.log("stage_failed", "error", stage=node.name, message=message)
 
     def stop_bar(self) -> None:
-        """Nothing moves here."""
+        """Do nothing: there are no bars."""

@@ -1,6 +1,6 @@
-"""What is known to be wrong before any work: outside files that are missing or unusable, names in expressions.
+"""Problems found before any work: missing or unusable outside files, wrong names in expressions.
 
-Everything is found in one go, each with the line, or the setting, that it was written in.
+All problems are reported together, each with its line or setting.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
 
 LIST = "list"
-"""The key of a source under which a function of the user's lists its files."""
+"""Key of a source's listing function."""
 
 
 def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:
-    """What would end a run later.
+    """Problems that would end a run later.
 
     Args:
-        written: where the manifest's keys were written.
-        stages: those that would run; what only the others read may be gone.
+        written: places of the manifest's keys.
+        stages: stages that would run; inputs of others may be missing.
     """
     measured = {name: measured_by(step) for name, step in manifest.steps.items()}
     kinds: Mapping[str, Stage] = {
@@ -42,7 +42,7 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
 
 
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
-    """Every outside path of a manifest that names nothing which can be read."""
+    """Problems with outside paths of a manifest that cannot be read."""
     return [
         _at_listing(location, message, written)
         for location, path in outside_paths(manifest)
@@ -51,10 +51,10 @@ def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
 
 
 def _at_listing(location: Location, message: str, written: Written) -> Problem:
-    """The problem at its key; what is wrong with a source's listing is no mistake in its `path`."""
-    own = f"{LIST}: "
-    if location[0] == "sources" and message.startswith(own):
-        return written.problem((*location[:-1], LIST), message.removeprefix(own))
+    """Problem at its key; a problem of a source's listing is not reported at its `path`."""
+    prefix = f"{LIST}: "
+    if location[0] == "sources" and message.startswith(prefix):
+        return written.problem((*location[:-1], LIST), message.removeprefix(prefix))
     return written.problem(location, message)
 
 
@@ -83,7 +83,7 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
 
 
 def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
-    """What to do where a model that is asked is called like a stage of the manifest which trains one."""
+    """Advice if the missing model has the name of a stage of the manifest that trains one."""
     name = PurePath(path).name
     if location[-1] != "folder" or name not in (*MODELS, LAST) or getattr(manifest, name) is None:
         return ""
@@ -94,13 +94,13 @@ def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
 
 
 def _is_left_out(manifest: Manifest, location: Location) -> bool:
-    """Whether the stage of a step, `prepare[0].langid.model`, says that nothing need be there."""
+    """True if the stage of a step, `prepare[0].langid.model`, does not need the file."""
     at = location.index("prepare") + 2
     return location[at + 1] in STAGES[str(location[at])].leaves_out(_section_at(manifest, location[: at + 2]))
 
 
 def _section_at(manifest: Manifest, location: Location) -> object:
-    """The section that a key stands in."""
+    """Section of a key."""
     at: object = manifest
     for part in location[:-1]:
         at = at[part] if isinstance(at, tuple | dict) else getattr(at, str(part))  # type: ignore[index]

@@ -23,13 +23,13 @@ from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
 from gristmill.flows.running.fork_server import Forked, ForkServer
 
 EXECUTE = "gristmill.flows.running.execute"
-"""Does a stage's work."""
+"""Module that does a stage's work."""
 TURN_SECONDS = 1.0
-"""So long is waited at a time."""
+"""Interval of waiting."""
 TERMINATE_SECONDS = 15.0
-"""For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
+"""Time for a checkpoint after SIGTERM. Cancelling in the UI waits as long, and Prefect kills after 30 s."""
 UNTOLD_SECONDS = 0.5
-"""A process that was asked to end is waited for so long without a word."""
+"""Time after SIGTERM before a message about the wait."""
 KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
 Event = dict[str, Any]
@@ -37,7 +37,7 @@ log = logging.getLogger("gristmill.process")
 
 
 class LogFile:
-    """Takes the lines that a stage prints. On a disk that is full they are lost, and the stage is not kept waiting."""
+    """Log file of a stage's output. If the disk is full, lines are dropped, and the stage does not wait."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,13 +45,13 @@ class LogFile:
         self._lose_on_error(self._open)
 
     def write(self, line: bytes) -> None:
-        """Append a line; unbuffered, so that `gristmill logs` sees it."""
+        """Append a line, unbuffered, so that `gristmill logs` sees it."""
         sink = self._sink
         if sink is not None:
             self._lose_on_error(lambda: sink.write(line))
 
     def close(self) -> None:
-        """Close the file; one in an object store is there only then."""
+        """Close the file; one in an object store exists only then."""
         sink, self._sink = self._sink, None
         if sink is not None:
             self._lose_on_error(sink.close)
@@ -69,16 +69,17 @@ class LogFile:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            # A stage whose output nobody reads would wait for good; one that cannot write ends by itself, and says why.
+            # A stage whose output is not read would block for good; one that cannot write ends by itself and reports
+            # why.
             log.warning("%s cannot be written: %s", self._path, error)
             self._sink = None
 
 
 class ForkedProcess:
-    """A fork, with what of `subprocess.Popen` is needed of it.
+    """A fork with the needed part of the interface of `subprocess.Popen`.
 
     Attributes:
-        pid: its number.
+        pid: process number.
     """
 
     def __init__(self, forked: Forked) -> None:
@@ -89,14 +90,14 @@ class ForkedProcess:
         self._thread.start()
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Exit code, once it has ended."""
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended (negative: the signal that ended it).
+        """Wait for the exit code (negative: the signal that ended it).
 
         Raises:
-            subprocess.TimeoutExpired: it has not, after so many seconds.
+            subprocess.TimeoutExpired: it has not ended in time.
         """
         self._thread.join(timeout)
         if self._code is None:
@@ -109,12 +110,12 @@ class ForkedProcess:
 
 
 class StageProcess:
-    """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own.
+    """A stage's process group, with its output in a log file, and its events passed to a callback on a thread.
 
-    The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch. `secrets` is what
-    `dataprep.secrets.split_secrets` left out of the stage's description. With a `server` it is forked from that, once
-    this has imported `imports`. It runs a module with the folder and other `arguments`: that which does the stage's
-    work, unless another one is named.
+    Lines of the log are events too, `{"event": "log", "line": ...}`, for observers. `secrets` holds the part of the
+    stage's description split off by `dataprep.secrets.split_secrets`. With a `server` the process is forked from it
+    after importing `imports`. It runs a module with the folder and further `arguments`: the one that does the stage's
+    work by default.
     """
 
     def __init__(
@@ -165,14 +166,14 @@ class StageProcess:
 
     @property
     def pid(self) -> int:
-        """The leader of the process group."""
+        """Process number of the group's leader."""
         return self._process.pid
 
     def wait(self) -> int:
         """Wait for the end and return the exit code (negative: the signal that ended it).
 
-        In turns: an interrupt that comes between Python's last look for one and the system call that waits is seen
-        when that call ends.
+        Waits in intervals: an interrupt between Python's last check and the waiting system call is seen when that call
+        returns.
         """
         code = None
         while code is None:
@@ -182,17 +183,17 @@ class StageProcess:
         return code
 
     def tail(self) -> list[str]:
-        """The last lines that the process printed, but for empty and ruled ones."""
+        """Last lines of the process's output, without empty and ruled ones."""
         return [line for line in self._tail if line.strip(" =-")]
 
     def cause(self) -> tuple[str, bool] | None:
-        """Why the process says that it ended: the first of its ranks that did not end for another one's end, if any.
+        """Cause of the end as reported by the process: of the first rank that did not end because of another one.
 
         Returns:
-            a sentence, and whether another process had ended before, and this one for that alone.
+            a sentence, and True if the process ended only because another one did.
         """
-        told = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
-        return (str(told[0]["message"]), bool(told[0]["is_consequence"])) if told else None
+        failures = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
+        return (str(failures[0]["message"]), bool(failures[0]["is_consequence"])) if failures else None
 
     def was_killed(self, code: int) -> bool:
         """True if SIGKILL ended it, one of its workers, or one of its ranks.
@@ -203,19 +204,19 @@ class StageProcess:
         return code == -signal.SIGKILL or any(event.get("is_killed", False) for event in self._failures)
 
     def stop(self) -> None:
-        """End the whole group: ask, wait, insist; who watches hears of a wait that is longer than a moment."""
+        """End the group: SIGTERM, wait, SIGKILL; observers are told about a wait that is longer than a moment."""
         self._signal(signal.SIGTERM)
-        started, told = time.monotonic(), False
+        started, is_reported = time.monotonic(), False
         while self._process.poll() is None and time.monotonic() < started + TERMINATE_SECONDS:
-            if not told and time.monotonic() >= started + UNTOLD_SECONDS:
+            if not is_reported and time.monotonic() >= started + UNTOLD_SECONDS:
                 self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
-                told = True
+                is_reported = True
             time.sleep(0.05)
         self.kill()
-        self._reader.join(timeout=5)  # what it has said of its end
+        self._reader.join(timeout=5)  # for the last output
 
     def kill(self) -> None:
-        """End the whole group at once, and return when it is gone."""
+        """Kill the group, and return when it is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         deadline = time.monotonic() + KILL_SECONDS
@@ -223,7 +224,7 @@ class StageProcess:
             time.sleep(0.01)
 
     def _signal(self, number: int) -> bool:
-        """Send a signal to the group; False if there is no process left in it."""
+        """Send a signal to the group; False if it has no process left."""
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
@@ -240,11 +241,11 @@ class StageProcess:
             log.close()
 
     def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
-        said = raw.decode("utf-8", "replace").rstrip("\n")
-        before, event = split_event(said)
+        line_text = raw.decode("utf-8", "replace").rstrip("\n")
+        before, event = split_event(line_text)
         if event is None or before:
             line = mask_text(before)
-            log.write(raw if line == said else line.encode() + b"\n")
+            log.write(raw if line == line_text else line.encode() + b"\n")
             self._tail.append(line)
             on_event({"event": "log", "line": line})
         if event is not None:
@@ -255,13 +256,13 @@ class StageProcess:
 
 
 def split_event(line: str) -> tuple[str, Event | None]:
-    """What a line of a stage's output begins with, and the event behind it.
+    """Split a line of a stage's output into text and the event after it.
 
-    Code of the user's may print without ending the line, and anything: what looks like an event but is none is text.
+    User code may print anything without ending the line: invalid events are text.
     """
-    before, prefix, told = line.partition(EVENT_PREFIX)
+    before, prefix, content = line.partition(EVENT_PREFIX)
     try:
-        event = json.loads(told) if prefix else None
+        event = json.loads(content) if prefix else None
     except ValueError:
         return line, None
     is_event = isinstance(event, dict) and isinstance(event.get("event"), str)

@@ -1,4 +1,4 @@
-"""What would keep stages from asking their models: no key, nobody who listens. It is said before any stage runs."""
+"""Check before any stage runs that models can be asked: API keys are set, and endpoints listen."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PORTS = {"http": 80, "https": 443}
 
 
 def unreachable_models(session: Session, stages: Iterable[str], force: Collection[str] = ()) -> list[str]:
-    """A sentence for each model that stages which are not made yet would ask in vain.
+    """Messages about models that unfinished stages could not ask.
 
-    An endpoint may be away where answers by the same model and settings are kept: perhaps nothing else is asked.
+    An endpoint may be down if answers of the same model and settings are stored: they may suffice.
     """
-    found: dict[str, None] = {}
+    messages: dict[str, None] = {}
     for name in stages:
         if name in force or session.committed(name) is None:
             node = session.plan[name]
@@ -32,8 +32,8 @@ def unreachable_models(session: Session, stages: Iterable[str], force: Collectio
             part = session.manifest if kind.instances is None else kind.instances(session.manifest)[name]
             for model in _models_in((node.settings, kind.asks(part))):
                 for message in _why_not(model, session):
-                    found[f"{name}: {message}"] = None
-    return list(found)
+                    messages[f"{name}: {message}"] = None
+    return list(messages)
 
 
 def _models_in(value: object) -> Iterator[AskedModel]:
@@ -45,12 +45,12 @@ def _models_in(value: object) -> Iterator[AskedModel]:
     elif isinstance(value, dict):
         yield from _models_in(tuple(value.values()))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _models_in(one)
+        for item in value:
+            yield from _models_in(item)
 
 
 def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
-    # Here, as every run comes by, and few ask a model.
+    # Imported here, as every run calls this, and few ask a model.
     from gristmill.dataprep.asking.answer_store import has_answers
     from gristmill.dataprep.asking.client import settings_of
 
@@ -63,12 +63,14 @@ def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
         return
     refusals = [_refusal(url) for url in model.endpoints]
     if all(refusal is not None for refusal in refusals):
-        said = "; ".join(mask_text(f"{url}: {refusal}") for url, refusal in zip(model.endpoints, refusals, strict=True))
-        yield f"nobody answers for the model {model.called} ({said}); start it, or correct `endpoint`"
+        endpoint_errors = "; ".join(
+            mask_text(f"{url}: {refusal}") for url, refusal in zip(model.endpoints, refusals, strict=True)
+        )
+        yield f"nobody answers for the model {model.called} ({endpoint_errors}); start it, or correct `endpoint`"
 
 
 def _refusal(url: str) -> str | None:
-    """Why nobody listens at an address; None where somebody does, or a proxy stands between."""
+    """Reason why nothing listens at an address; None if something does, or a proxy is used."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     if parts.scheme in getproxies() and not proxy_bypass(host):

@@ -1,4 +1,4 @@
-"""Running stages: skip what is committed, continue what is unfinished, commit what is whole."""
+"""Running stages: skip committed ones, continue unfinished ones, commit finished ones."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ How = Literal["Cached", "Completed", "Resumed"]
 
 
 class StageFailedError(RuntimeError):
-    """A stage could not be finished; the message says why, where its log is, and how to resume."""
+    """A stage failed; the message gives the reason, the log, and the command to resume."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage came to its committed output."""
+    """Result of a stage with a committed output."""
 
     stage: str
     fingerprint: str
@@ -52,30 +52,30 @@ class Outcome:
 
 
 class Observer(Protocol):
-    """Whoever shows a run to people: a terminal, the Prefect UI. It can change nothing."""
+    """Interface for displays of a run: a terminal, the Prefect UI. Observers cannot change the run."""
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
-        """The stage's process is about to start, in this folder."""
+        """Called before the stage's process starts, with its folder."""
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """Another run is making the same output; this one waits for it."""
+        """Called if another run is making the same output, and this one waits for it."""
 
     def stage_event(self, node: Node, event: Event) -> None:
-        """Progress, a warning or a metric. Called from a thread that must not be kept waiting."""
+        """Called on progress, a warning or a metric, from a thread that must not block."""
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
-        """The stage's output is committed."""
+        """Called when the stage's output is committed."""
 
     def stage_failed(self, node: Node, message: str) -> None:
-        """The stage has failed; stages that run beside it go on to their end."""
+        """Called when the stage has failed; parallel stages continue."""
 
 
 class RunStoppedError(RuntimeError):
-    """A stage was ended because its run is."""
+    """A stage was stopped with its run."""
 
 
 class RunningProcesses:
-    """The processes of the stages that run, so that whoever ends a run can end them from another thread."""
+    """Processes of running stages, which can be stopped from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,13 +84,13 @@ class RunningProcesses:
 
     @contextmanager
     def start(self, begin: Callable[[], StageProcess]) -> Iterator[StageProcess]:
-        """Start a process, which is ended at the latest when what is inside is left.
+        """Start a process, which is stopped at the latest at the end of the block.
 
         Raises:
-            RunStoppedError: the run was stopped before, or meanwhile.
+            RunStoppedError: the run was stopped before, or during the start.
         """
         self.check()
-        process = begin()  # not while the lock is held: it waits for its process, others may begin meanwhile
+        process = begin()  # without the lock: it waits for its process, and others may start
         try:
             with self._lock:
                 self._running.append(process)
@@ -109,7 +109,7 @@ class RunningProcesses:
             raise RunStoppedError("the run was stopped")
 
     def stop(self) -> None:
-        """End all processes, each with the time that it has for its checkpoint; none is started from now on."""
+        """Stop all processes, with time for their checkpoints; no further one is started."""
         with self._lock:
             self._stopped = True
             running = list(self._running)
@@ -134,16 +134,16 @@ class Runner:
     _settling: threading.Lock = field(default_factory=threading.Lock)
 
     def folder(self, stage: str) -> StageFolder:
-        """The folder of a stage of the plan."""
+        """Folder of a stage of the plan."""
         return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
 
     def run_stage(self, stage: str, force: bool = False, workers: int | None = None) -> Outcome:
-        """Bring one stage to its committed output, or report at once that it failed.
+        """Make one stage's output and commit it, or report its failure immediately.
 
         Args:
             stage: its name in the plan.
-            force: rebuild it although it is committed.
-            workers: how many it gets, if not all of `engine.workers`.
+            force: rebuild a committed output.
+            workers: number of workers; `engine.workers` by default.
 
         Raises:
             RunStoppedError: the run was stopped from another thread.
@@ -175,7 +175,7 @@ class Runner:
             self.processes.check()
             return force or folder.state() != "committed"
 
-        # On a forced rerun of a committed stage the owner of an old lease has released it: nobody is waited for.
+        # A forced rerun of a committed stage finds a released lease, so it does not wait.
         with self._taking_part(node, folder, workers or self.engine.workers) as begin:
             lease = acquire(folder.path / "lease", begin, still_wanted, folder.publish)
         if lease is None:
@@ -200,7 +200,7 @@ class Runner:
 
     @contextmanager
     def _taking_part(self, node: Node, folder: StageFolder, workers: int) -> Iterator[Waiting]:
-        """What to do when another run makes the same output; within it, of several hosts this one does its part."""
+        """Handler of waiting for another run of the same output; with several hosts this one does its part."""
         with ExitStack() as parts:
 
             def begin(owner: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class Runner:
             yield Waiting(begin)
 
     def _leader_failed(self, node: Node, folder: StageFolder) -> str:
-        """Why the stage is not made, where another host led it and gave up."""
+        """Message about a stage whose leading host gave up."""
         error = folder.work / "error.json"
         reason = read_json(error)["message"] if error.exists() else "it was ended there"
         return mask_text(
@@ -232,7 +232,7 @@ class Runner:
         )
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
-        """Name the output by its identity in the rest of the plan, and report it."""
+        """Update the plan with the output's identity, and report it."""
         if alias_of(outcome.folder) != node.alias:
             with self._settling:
                 self.plan.update(settle_from_store(self.plan, self.store, self.name))
@@ -249,7 +249,7 @@ class Runner:
                 )
 
     def _put_aside(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
-        """Move a committed output to the trash, where it stays until its successor is committed and equal."""
+        """Move a committed output to the trash, where it stays until an equal successor is committed."""
         target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
         target.parent.mkdir(parents=True, exist_ok=True)
         lease.release()
@@ -261,7 +261,7 @@ class Runner:
     def _make(self, node: Node, folder: StageFolder, lease: Lease, workers: int) -> Outcome:
         started = time.time()
         header = self.header(node)
-        # Only the process has to know the credentials of an address; its next attempt gets them again.
+        # Only the process needs the credentials of an address; its next attempt gets them again.
         written, secrets = split_secrets(self.describe(node, workers))
         folder.begin(written, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
@@ -289,7 +289,7 @@ class Runner:
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder, note)
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
-        """What a stage's process gets: all that is in `stage.json`, credentials included."""
+        """Description of a stage for its process: the content of `stage.json` with credentials."""
         engine = {
             **self.engine.model_dump(mode="json"),
             "workers": workers or self.engine.workers,
@@ -307,16 +307,18 @@ class Runner:
         }
 
     def _origins(self, node: Node) -> dict[str, str]:
-        """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
+        """Folders with facts about the documents of a pre-training, by stage: they do not affect training."""
         if node.stage.rows != "documents":
             return {}
         folders = {
-            name: self.folder(name) for name, one in self.plan.items() if name in (INGEST, IMPORTED) or one.stage.judges
+            name: self.folder(name)
+            for name, other_node in self.plan.items()
+            if name in (INGEST, IMPORTED) or other_node.stage.judges
         }
         return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def header(self, node: Node) -> dict[str, Any]:
-        """What a stage's output is, as its records say it: without credentials."""
+        """Description of a stage's output for its records: without credentials."""
         return {
             "stage": node.name,
             "version": node.stage.version,
@@ -330,7 +332,7 @@ class Runner:
         progress = ProgressFile(lease.folder, lease.number)
 
         def take(event: Event) -> None:
-            if event["event"] == "warning":  # whoever shows it names the stage
+            if event["event"] == "warning":  # displays add the stage's name
                 event["message"] = str(event["message"]).removeprefix(f"{node.name}: ")
             progress.note(event)
             self.observer.stage_event(node, event)
@@ -351,7 +353,7 @@ class Runner:
         secrets: str | None,
         take: Callable[[Event], None],
     ) -> None:
-        """Run a stage's process, and again where it was killed, `engine.retries` times."""
+        """Run a stage's process, and retry up to `engine.retries` times if it was killed."""
         for retries in range(self.engine.retries, -1, -1):
             lease.check()
             with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
@@ -373,9 +375,9 @@ class Runner:
     def _begin(
         self, node: Node, folder: StageFolder, log: Path, take: Callable[[Event], None], secrets: str | None
     ) -> StageProcess:
-        """Start a stage's process: as a fork of what has imported all that it needs, where that is there."""
+        """Start a stage's process: as a fork of the server if there is one."""
         if self.server and self.server.is_running and is_forkable(self.plan, node.name):
-            with suppress(ForkServerError):  # it ended this very moment
+            with suppress(ForkServerError):  # the server has just ended
                 return StageProcess(
                     folder.path, log, take, secrets, self.server, imports=[node.stage.run.partition(":")[0]]
                 )
@@ -406,7 +408,7 @@ class Runner:
 
 
 def _keep_cause(error: Path, cause: str) -> None:
-    """Let `status` and `plan` say the same, where the rank that failed could not write it, or another wrote its own."""
+    """Write the cause for `status` and `plan`, as the failed rank may not have, or another may have written its own."""
     if error.exists() and read_json(error)["message"] == cause:
         return
     try:
@@ -416,13 +418,13 @@ def _keep_cause(error: Path, cause: str) -> None:
 
 
 def how_of(node: Node) -> dict[str, Any]:
-    """The settings that a training was made with and that its recipe does not tell, for the record."""
+    """Settings of a training that its recipe does not contain, for the record."""
     used = {key: node.config[key] for key in HOW_KEYS if key in node.config}
     return {"how": used} if used else {}
 
 
 def _end_cleaning(folder: StageFolder) -> None:
-    """Clean up after an attempt that was killed behind its commit, unless somebody is at it."""
+    """Clean up after an attempt that was killed after its commit, unless another process does."""
     if folder.is_tidy() or running_owner(folder.path / "lease") is not None:
         return
     lease = acquire(folder.path / "lease", lambda owner: None, lambda: not folder.is_tidy())
@@ -435,7 +437,7 @@ def _end_cleaning(folder: StageFolder) -> None:
 
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
-    """After a forced rerun, say whether the bytes are the same; equal ones need no second copy."""
+    """Note after a forced rerun whether the bytes are equal; removes the equal copy."""
     new, old = outcome.folder.manifest()["files"], replaced.manifest()["files"]
     if new == old:
         remove_tree(replaced.path)

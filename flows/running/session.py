@@ -1,4 +1,4 @@
-"""A manifest opened for work: validated, planned, and tied to its store."""
+"""Session: a manifest that is validated, planned, and connected to its store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Session:
     plan: Plan
 
     def folder(self, stage: str) -> StageFolder:
-        """The folder of a stage of the plan.
+        """Folder of a stage of the plan.
 
         Raises:
             UnknownStageError: the manifest has no such stage.
@@ -50,14 +50,14 @@ class Session:
         return self.store.folder(stage, self.manifest.name, self.plan[stage].fingerprint)
 
     def committed(self, stage: str) -> StageFolder | None:
-        """The folder of a stage of the plan, if its output is committed."""
+        """Folder of a stage of the plan if its output is committed, else None."""
         if stage not in self.plan:
             return None
         folder = self.folder(stage)
         return folder if folder.state() == "committed" else None
 
     def runner(self, observer: Observer, server: ForkServer | None = None) -> Runner:
-        """What runs the plan's stages; `server`, where there is one, is what they are forked from."""
+        """Runner of the plan's stages, which are forked from `server` if given."""
         return Runner(
             self.store,
             self.plan,
@@ -72,13 +72,13 @@ class Session:
 
     @contextmanager
     def stage_server(self, stages: Iterable[str], force: Collection[str]) -> Iterator[ForkServer | None]:
-        """What stages of a run are forked from, as far as they are not made yet; see `running.stage_server`."""
+        """Fork server for stages that are not made yet; see `running.stage_server`."""
         missing = [stage for stage in stages if stage in force or self.committed(stage) is None]
         with stage_server(self.plan, missing, self.manifest.engine) as server:
             yield server
 
     def keep(self, stages: Collection[str]) -> None:
-        """Keep the committed outputs of some stages over a change of their versions, now and in later runs.
+        """Keep the committed outputs of some stages across a change of their versions, now and in later runs.
 
         Raises:
             gristmill.flows.store.identities.NothingToKeepError: the store has no such output.
@@ -89,7 +89,7 @@ class Session:
                 self._settle()
 
     def forget_kept(self, stages: Collection[str]) -> None:
-        """Let the present versions of some stages make their outputs, although earlier ones were kept."""
+        """Stop keeping outputs of earlier versions of some stages, so that current ones make them."""
         forget_kept((self.plan[stage] for stage in stages), self.store, self.manifest.name)
         self._settle()
 
@@ -97,11 +97,11 @@ class Session:
         self.plan.update(settle_from_store(self.plan, self.store, self.manifest.name))
 
     def start_record(self) -> RunRecord:
-        """The record of a run that starts now."""
+        """Start the record of a new run."""
         return RunRecord.start(self.store, self.manifest, self.manifest_file, self.overrides, self.plan)
 
     def command(self, verb: str, *arguments: str) -> str:
-        """A gristmill command line for this manifest, overrides and store."""
+        """Command line of gristmill for this manifest, overrides and store."""
         parts = [program(), verb, self.manifest_file, *arguments]
         for override in self.overrides:
             parts += ["--set", override]
@@ -109,15 +109,15 @@ class Session:
 
     @property
     def gc_command(self) -> str:
-        """A gristmill command line that says what of this store can go."""
+        """Command line of gristmill that lists removable outputs of this store."""
         return shlex.join([program(), "gc", *(["--store", self.store_option] if self.store_option else [])])
 
 
 def program() -> str:
-    """How this shell would start gristmill: by name where its environment is active, else by path."""
+    """Name of gristmill for this shell: bare if its environment is active, else a path."""
     script = Path(sys.executable).with_name("gristmill")
-    found = shutil.which("gristmill")
-    if not script.exists() or (found is not None and Path(found).samefile(script)):
+    on_path = shutil.which("gristmill")
+    if not script.exists() or (on_path is not None and Path(on_path).samefile(script)):
         return "gristmill"
     folder = Path.cwd()
     return str(script.relative_to(folder)) if script.is_relative_to(folder) else str(script)
@@ -138,19 +138,19 @@ def open_session(
         manifest: path of the YAML file.
         overrides: `key.path=value` settings.
         store: local path or fsspec URL; otherwise GRISTMILL_STORE, otherwise `gristmill-store` in the current folder.
-        until: the last stage wanted. One that the manifest leaves out stands for the last one before it.
-        exactly: whether a stage that the manifest leaves out is an error.
+        until: last stage. One that the manifest lacks stands for the last one before it.
+        exactly: True if a stage that the manifest lacks is an error.
         verify_inputs: hash the content of outside files.
-        allow_code: let listings run that users wrote, now and in this store from now on; who runs a manifest does.
+        allow_code: allow users' listing functions to run, now and later in this store; implied by running a manifest.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file that it names is missing or unusable, or
-            nobody has allowed its listing.
-        UnknownStageError: there is no such stage.
-        gristmill.flows.store.store.StoreLocationError: there can be no store at that place.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is missing or unusable, or its
+        listing is not allowed.
+        UnknownStageError: the stage does not exist.
+        gristmill.flows.store.store.StoreLocationError: the location cannot hold a store.
     """
     remember_secrets(overrides)
-    if until is not None and not re.match(STEP_NAME_PATTERN, until):  # the manifest and the stage were interchanged
+    if until is not None and not re.match(STEP_NAME_PATTERN, until):  # swapped manifest and stage
         raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
     loaded, written = open_manifest(manifest, overrides)
     return session_of(loaded, written, manifest, overrides, store, until, exactly, verify_inputs, allow_code)
@@ -167,17 +167,17 @@ def session_of(
     verify_inputs: bool = False,
     allow_code: bool = False,
 ) -> Session:
-    """Plan a manifest that is validated already; see `open_session`.
+    """Plan a validated manifest; see `open_session`.
 
     Args:
-        loaded, written: the manifest, and where its keys were written.
-        manifest: the file that commands name.
+        loaded, written: the manifest, and the places of its keys.
+        manifest: file named in commands.
     """
     remember_secrets(loaded.model_dump(mode="json"))
-    known = [*STAGES, *(name for name in (*loaded.steps, *instances_of(loaded)) if name not in STAGES)]
-    if until is not None and until not in known:
+    stage_names = [*STAGES, *(name for name in (*loaded.steps, *instances_of(loaded)) if name not in STAGES)]
+    if until is not None and until not in stage_names:
         raise UnknownStageError(
-            f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are {', '.join(known)}"
+            f"no such stage: {until!r}{did_you_mean(until, stage_names) or ';'} stages are {', '.join(stage_names)}"
         )
     opened = store_at(store)
     if refused := refused_listings(loaded, written, opened, allow_code):

@@ -1,9 +1,9 @@
-"""The scripts by which Slurm runs a manifest: a job for each stage, each after the one before.
+"""Slurm scripts for a manifest: a job for each stage, each after the previous one.
 
-A stage that is cut into tasks is an array, of which every task runs the same command: they share the stage's work by
-the store (`dataprep/jobs/sharing.py`), not by their number, so that any of them may come late, be killed, or be
-submitted again. A training is a job of one or several nodes. A job is begun whatever became of the one before
-(`afterany`): it makes what that has left.
+A stage with parallel work is an array whose tasks all run the same command: they share the work through the store
+(`dataprep/jobs/sharing.py`), not by task number, so any of them may start late, be killed, or be submitted again. A
+training is a job of one or several nodes. A job starts whatever the result of the previous one (`afterany`), and
+completes its work.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from gristmill.flows.running.session import Session, program
 
 MINUTES_TO_STOP = 2
-"""So long before its time is up a training is asked to write a checkpoint."""
+"""Time before a training's limit at which it gets SIGTERM to write a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Allotment:
-    """What the jobs ask of Slurm.
+    """Resources of the jobs.
 
     Attributes:
         array: tasks of each array.
         cores: of each task of an array, and of each host of a training.
-        hosts: of a training.
-        gpus: of each host of a training; without, it runs `engine.ranks` processes on cores.
-        time: limit of each job, as Slurm writes it.
+        hosts: hosts of a training.
+        gpus: per host of a training; if 0, it runs `engine.ranks` processes on cores.
+        time: limit of each job, in Slurm's format.
         options: of sbatch, for every job, as in `--partition=long`.
     """
 
@@ -42,23 +42,23 @@ class Allotment:
 
 
 def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str, str]:
-    """Name -> text of the scripts, in the order of the stages; `submit.sh` submits them all.
+    """Scripts by name, in the order of the stages; `submit.sh` submits them all.
 
     Args:
-        folder: where they are to lie, and what the jobs print; an absolute path. The jobs run in the folder of now.
+        folder: absolute path of the scripts and of the jobs' output. The jobs run in the current folder.
     """
-    found = {}
+    scripts = {}
     for number, (name, node) in enumerate(session.plan.items(), 1):
         if node.stage.trains:
             text = _training(session, name, allotment, folder)
         else:
             text = _stage(session, name, allotment, folder, allotment.array if node.uses_workers else 1)
-        found[f"{number:02d}-{name}.sbatch"] = text
-    return {**found, "submit.sh": _submit([*found])}
+        scripts[f"{number:02d}-{name}.sbatch"] = text
+    return {**scripts, "submit.sh": _submit([*scripts])}
 
 
 def write_scripts(scripts: dict[str, str], folder: Path) -> None:
-    """Write them to a folder, those of an earlier time gone."""
+    """Write scripts to a folder, replacing earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("[0-9][0-9]-*.sbatch"):
         old.unlink()
@@ -68,10 +68,12 @@ def write_scripts(scripts: dict[str, str], folder: Path) -> None:
 
 
 def _command(session: Session, stage: str, *settings: str) -> str:
-    changed = [part for setting in settings for part in ("--set", setting)]
-    command = session.command("run", "--until", stage, "--no-ui", *changed)
-    here = Path(sys.executable).with_name("gristmill")  # whatever a job's environment is
-    return shlex.quote(str(here)) + command.removeprefix(shlex.quote(program())) if here.exists() else command
+    options = [part for setting in settings for part in ("--set", setting)]
+    command = session.command("run", "--until", stage, "--no-ui", *options)
+    executable = Path(sys.executable).with_name("gristmill")  # independent of a job's environment
+    return (
+        shlex.quote(str(executable)) + command.removeprefix(shlex.quote(program())) if executable.exists() else command
+    )
 
 
 def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[str]) -> str:
@@ -102,7 +104,7 @@ def _stage(session: Session, stage: str, allotment: Allotment, folder: Path, tas
     lines += (
         [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"] if tasks > 1 else [f"--output={folder}/%x-%j.log"]
     )
-    # The number of processes of a training, which need not be a multiple of the tasks, does not matter here.
+    # Overrides the number of processes of a training, which need not be a multiple of the tasks.
     command = _command(session, stage, f"engine.nodes={tasks}", f"engine.workers={allotment.cores}", "engine.ranks=1")
     return f"{_head(session, stage, allotment, lines)}exec {command}\n"
 

@@ -1,14 +1,14 @@
-"""The process from which a run's stages are forked: it imports once what otherwise each stage would import again.
+"""Fork server of a run's stages: imports once what each stage would import again.
 
-A stage of a small corpus works for a fraction of a second, and imports for two: Beam, Arrow, numba, its own modules.
-Stages that prepare documents or tokens on this machine begin as forks of one process that has all this; all others
-(trainings, those on a cluster) begin as programs of their own. A fork is like such a program to whoever looks at it:
-it has its own number, session, output and environment, gets the same signals, and ends with its run.
+A stage of a small corpus works for a fraction of a second after two seconds of imports: Beam, Arrow, numba, its own
+modules. Stages that prepare documents or tokens on this machine start as forks of one process with these imports; all
+others (trainings, those on a cluster) start as separate programs. A fork looks like a program from outside: it has its
+own number, session, output and environment, gets the same signals, and ends with its run.
 
-A command that will run stages lets it begin (`early_server`) before it reads the manifest, which takes as long as the
-imports: those of one are done beside those of the other.
+A command that runs stages starts the server (`early_server`) before it reads the manifest, which takes as long as the
+imports, so both proceed in parallel.
 
-`python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the inside; `stage_server` is for those outside.
+`python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the server's side; `stage_server` is the client's.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     from gristmill.mixtures.manifest import Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
-"""Where the work of such stages is defined. Importing these starts no thread, which a fork would lose."""
+"""Packages of such stages. Importing these starts no thread, which a fork would lose."""
 FIRST = ("gristmill.flows.running.execute", "gristmill.dataprep.documents", "gristmill.dataprep.reading.ingest")
-"""What all such stages need."""
+"""Modules that all such stages need."""
 LATER = ("gristmill.dataprep.text.ready", "pyarrow.dataset")
-"""What most of them need."""
+"""Modules that most of them need."""
 FEWEST = 2
-"""Stages to be made that are worth the process."""
+"""Number of stages that justify the process."""
 _early: list[ForkServer] = []
-"""The one that has begun early, until somebody wants it."""
+"""Server that was started early, until it is used."""
 
 
 @contextmanager
 def early_server(manifest: str, overrides: Sequence[str], store: str | None) -> Iterator[None]:
-    """Within it the process that stages are forked from has begun, before it is known which stages there are.
+    """Start the server of a run's stages before the stages are known; ends it if it stays unused.
 
-    Not so where most likely there are none: after a completed run of the same. This is a guess, and may be wrong.
+    Skipped if a completed run of the same manifest suggests that all stages are made; this guess may be wrong.
 
     Args:
-        manifest, overrides, store: what the command was given.
+        manifest, overrides, store: arguments of the command.
     """
     if not _is_likely_made(Path(manifest), overrides, store):
         _early.append(_start())
@@ -66,30 +66,30 @@ def early_server(manifest: str, overrides: Sequence[str], store: str | None) -> 
 
 @contextmanager
 def stage_server(plan: Plan, stages: Iterable[str], engine: Engine) -> Iterator[ForkServer | None]:
-    """The process that stages of a run are forked from, until what is inside is left; None where it is not worth one.
+    """Server for a run's stages within the block; None if it is not worth it.
 
     Args:
-        plan: of the run.
-        stages: those that are to be made.
+        plan: the run's plan.
+        stages: stages to make.
         engine: of its manifest.
     """
     nodes = [plan[name] for name in stages if is_forkable(plan, name)]
-    wanted = [(node.stage.run.partition(":")[0], *node.stage.imports(node.settings)) for node in nodes]
+    modules_per_stage = [(node.stage.run.partition(":")[0], *node.stage.imports(node.settings)) for node in nodes]
     if len(nodes) < FEWEST or engine.runner != "local":
         _end_early()
         yield None
         return
     server = _early.pop() if _early else _start()
     try:
-        # What all stages after the first share comes before what one of them needs.
-        server.import_soon(list(dict.fromkeys(chain(wanted[0], LATER, *wanted[1:]))))
+        # Modules shared by all stages after the first precede those of single stages.
+        server.import_soon(list(dict.fromkeys(chain(modules_per_stage[0], LATER, *modules_per_stage[1:]))))
         yield server
     finally:
         server.close()
 
 
 def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None) -> bool:
-    """Whether the last run in a store of this machine completed what is asked for, as far as its record tells."""
+    """True if the last run in a local store completed the same command, by its record."""
     runs = Path(store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE) / "runs"
     last = max(runs.glob("*/run.json"), default=None)
     try:
@@ -114,13 +114,13 @@ def _end_early() -> None:
 
 
 def is_forkable(plan: Plan, stage: str) -> bool:
-    """Whether a stage may begin as a fork."""
+    """True if a stage may start as a fork."""
     kind = plan[stage].stage
     return kind.launch == "process" and kind.run.startswith(FORKABLE)
 
 
 def main(argv: list[str]) -> None:
-    """Import, and fork stages as they are asked for, until the socket of this descriptor is closed."""
+    """Import modules, and fork stages on request until the socket is closed."""
     descriptor, *modules = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
@@ -134,13 +134,13 @@ def main(argv: list[str]) -> None:
         importlib.import_module("apache_beam.runners.portability.fn_api_runner")
     gc.freeze()
     with socket.socket(fileno=int(descriptor)) as requests:
-        # The rest while the first stages work.
+        # The later modules are imported while the first stages work.
         Server(requests, become_stage, modules or LATER).serve()
-    gc.freeze()  # nobody needs the memory that Python would go through once more
+    gc.freeze()  # saves a last garbage collection
 
 
 def become_stage(request: Mapping[str, Any]) -> int:
-    """Continue as the process of the stage in this folder; returns its exit code."""
+    """Continue as the process of the request's stage; returns its exit code."""
     from gristmill.flows.running.execute import main as execute
 
     os.setsid()

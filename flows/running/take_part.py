@@ -1,9 +1,9 @@
-"""What a host does for a stage that another one leads, where several run a manifest together (`engine.nodes`).
+"""Work of a host on a stage led by another one, if several hosts run a manifest together (`engine.nodes`).
 
-They all run the same command in the same store. Whoever gets the stage's lease leads it; the others, which wait for its
-end, start this in the meantime: `python -m gristmill.flows.running.take_part STAGE_DIR INTERFACE`. It joins every
-attempt at a training as one of its hosts, and does tasks of the jobs of any other stage, until whoever started it ends
-it. All that it is told lies in the folder.
+All hosts run the same command in the same store. The host with the stage's lease is the leader; the others wait for its
+end and meanwhile start `python -m gristmill.flows.running.take_part STAGE_DIR INTERFACE`. It joins every attempt at a
+training as one of its hosts, and does tasks of the jobs of any other stage, until its parent ends it. All its
+instructions are in the folder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gristmill.train.parallel.hosts import hosts_of, read_rendezvous
 
 MODULE = "gristmill.flows.running.take_part"
 LOOK_SECONDS = 0.5
-"""Between two looks for something to do."""
+"""Interval between looks for work."""
 
 
 class Waiting:
-    """What a run does when it has to wait for the owner of a stage's lease.
+    """Callback of a run that waits for the owner of a stage's lease.
 
     Attributes:
-        waited: whether it had to.
+        waited: True if the run waited.
     """
 
     def __init__(self, begin: Callable[[Mapping[str, Any]], None]) -> None:
@@ -41,13 +41,13 @@ class Waiting:
         self._begin = begin
 
     def __call__(self, owner: Mapping[str, Any]) -> None:
-        """Begin something to do meanwhile; called once, with who the owner is."""
+        """Start the work of the waiting time; called once, with the owner."""
         self.waited = True
         self._begin(owner)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Take part in the stage that a folder describes until this process is ended."""
+    """Work on the stage of a folder until this process is ended."""
     location, interface = sys.argv[1:] if argv is None else argv
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _end)
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def join_trainings(folder: Path) -> None:
-    """Join every attempt at a training that is led meanwhile, each once; one that another has followed is over."""
+    """Join every attempt at a training that another host leads, once each; a replaced attempt is over."""
     joined: str | None = None
     while True:
         rendezvous = read_rendezvous(folder)
@@ -87,7 +87,7 @@ def join_trainings(folder: Path) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Asked to end, ask a process to, and wait until it has: it may be writing a checkpoint."""
+    """Terminate the process at the end of the block, and wait for it: it may be writing a checkpoint."""
     try:
         yield process
     finally:

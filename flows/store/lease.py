@@ -49,7 +49,7 @@ class LeaseLostError(RuntimeError):
 
 @dataclass
 class Lease:
-    """The right to write into one stage folder."""
+    """Right to write into one stage folder."""
 
     folder: Path
     number: int

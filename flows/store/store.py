@@ -73,10 +73,10 @@ def store_at(option: str | None) -> Store:
     try:
         store = Store.at(location)
     except (ValueError, ImportError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise StoreLocationError(
             mask_text(
-                f"the store {location}: {said}; give a folder, or a URL of a kind that "
+                f"the store {location}: {reason}; give a folder, or a URL of a kind that "
                 "fsspec opens here, such as s3://bucket/folder"
             )
         ) from error

@@ -113,14 +113,14 @@ class Actor:
         rollouts.batch.fill_(batch)
         if self.world.is_first:
             advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(dim=1).clamp(min=1)
-            shown = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
+            entries = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
             keep_batch(
                 self.folder,
                 batch,
                 [
                     {**answer, "advantage": advantage, **tokens}
                     for answer, advantage, tokens in zip(
-                        shown, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True
+                        entries, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True
                     )
                 ],
                 [name_of(reward) for reward in section.rewards],

@@ -1,9 +1,9 @@
-"""What a policy says of answers: their log-probabilities, its entropy, and what its critic expects.
+"""Policy outputs for answers: log-probabilities, entropy, and the critic's values.
 
-The probabilities are those at the temperature that answers are drawn at. All log-probabilities that are compared come
-from this one forward pass, also those of the policy that drew the answers: the engine that draws has a cache, other
-shapes and perhaps merged adapters, so that its numbers differ by rounding, which the ratio of the surrogate would take
-for a change of the policy. So the first update of a batch has the ratio 1, exactly.
+Probabilities are those at the sampling temperature. All log-probabilities that are compared come from this forward
+pass, also those of the sampling policy: the sampling engine has a cache, other shapes and possibly merged adapters, and
+its rounding differences would appear in the surrogate's ratio as changes of the policy. So the ratio in the first
+update of a batch is exactly 1.
 """
 
 from __future__ import annotations

@@ -111,17 +111,17 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
 def surrogate_loss(
     logps: Tensor, old: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high) A).
+    """Clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high) A).
 
-    Schulman et al. 2017, equation 7; with another bound above it is DAPO's "clip-higher" (Yu et al. 2025, section 3.1).
+    Schulman et al. 2017, equation 7; with another upper bound it is DAPO's "clip-higher" (Yu et al. 2025, section 3.1).
 
     Args:
-        logps, old: log-probabilities of the tokens under the policy and under the one that drew them.
-        advantages: of each token; (n, 1) where all of an answer have the same.
-        clip, clip_high: how far the ratio may fall or rise; `clip` both ways if the latter is absent.
+        logps, old: log-probabilities of the tokens under the current and under the sampling policy.
+        advantages: of each token; (n, 1) if equal for all tokens of an answer.
+        clip, clip_high: lower and upper clip of the ratio; `clip` for both if the latter is absent.
 
     Returns:
-        the loss, and (bool) where the clipped term is the smaller one: there the gradient is zero.
+        the loss, and a bool mask of tokens whose clipped term is the smaller one: their gradient is zero.
 
     >>> loss, clipped = surrogate_loss(torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     >>> f"{loss.item():.1f}", clipped.item()
@@ -182,10 +182,10 @@ def kl_loss(logps: Tensor, old: Tensor, reference: Tensor, kind: KlEstimator, co
 
 
 def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor:
-    """What each token's loss is multiplied with, so that the sum over a step's n answers, divided by n, is its loss.
+    """Weight of each token's loss, such that the sum over a step's n answers, divided by n, is the step's loss.
 
     Args:
-        mask: (n, r) of all answers of an optimizer step, however they are cut into micro-batches.
+        mask: (n, r) of all answers of an optimizer step, independent of its micro-batches.
         kind: `sequence`: the mean over answers of the mean over their tokens (GRPO, Shao et al. 2024, equation 3);
             `token`: the mean over all tokens (DAPO, Yu et al. 2025, equation 8); `constant`: tokens out of
             `most_tokens` per answer (Dr. GRPO, Liu et al. 2025, section 3.2).

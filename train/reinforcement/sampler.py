@@ -89,7 +89,7 @@ class Sampler:
         self._engine.load(self._weights())
         rank_requests = [asked[number] for number in range(self._world.data_rank, len(asked), self._world.data_size)]
         drawn = (
-            self._engine.draw([one.request for one in rank_requests])
+            self._engine.draw([request.request for request in rank_requests])
             if self._dialogue is None
             else (self._dialogue.answers(self._engine.draw, rank_requests))
         )

@@ -78,12 +78,12 @@ class Toolbox:
     def answer(self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]) -> list[Used]:
         """Answer calls, each with its allowed names; programs run in parallel."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            begun = [
+            futures = [
                 pool.submit(self._answer, call, offered) if self._beside(call) else None for call, offered in calls
             ]
             answers = [
-                self._answer(*one) if running is None else running.result()
-                for one, running in zip(calls, begun, strict=True)
+                self._answer(*call_args) if running is None else running.result()
+                for call_args, running in zip(calls, futures, strict=True)
             ]
         return [
             Used(turn, call.name, json.dumps(call.arguments, ensure_ascii=False, sort_keys=True), text, failed)
