@@ -28,7 +28,7 @@ def rows() -> Iterator[Row]:
             kept_share(texts, proposed),
             kept_share(texts, gopher),
             "of texts",
-            f"{aim}; {len(texts)} texts; peer: {' and '.join(GOPHER)}",
+            "; ".join(filter(None, [aim, f"{len(texts)} texts", f"peer: {' and '.join(GOPHER)}", kind.note])),
         )
 
 

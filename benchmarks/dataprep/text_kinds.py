@@ -77,11 +77,13 @@ class Kind:
         name: what it is called in reports.
         keep: whether a first filter should keep it.
         make: writes a document from a random source.
+        note: why rules misjudge it, where they do.
     """
 
     name: str
     keep: bool
     make: Callable[[random.Random], str]
+    note: str = ""
 
 
 def reference_prose() -> list[str]:
@@ -410,7 +412,12 @@ KINDS = (
     Kind("word salad in sentences", False, salad),
     Kind("word salad without marks", False, endless_salad),
     Kind("word salad of a dictionary", False, dictionary_salad),
-    Kind("Markov text", False, markov),
+    Kind(
+        "Markov text",
+        False,
+        markov,
+        "not caught: each pair of words is one of prose, so that a rule would need a language model of longer sequences",
+    ),
     Kind("SEO spam", False, spam),
     Kind("keywords", False, keywords),
     Kind("navigation", False, menu),
