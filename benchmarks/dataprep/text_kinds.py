@@ -416,7 +416,8 @@ KINDS = (
         "Markov text",
         False,
         markov,
-        "not caught: each pair of words is one of prose, so that a rule would need a language model of longer sequences",
+        "not caught: each pair of words is one of prose, and the shares of word trigrams known from 8.7 MB of books "
+        "overlap (median 0.38, of technical prose 0.43)",
     ),
     Kind("SEO spam", False, spam),
     Kind("keywords", False, keywords),
