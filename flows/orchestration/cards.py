@@ -1,4 +1,4 @@
-"""Short markdown about a stage or a run, for the Prefect UI."""
+"""Markdown cards about stages and runs for the Prefect UI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAMPLE_CHARS = 300
 
 
 def markdown_table(header: list[str], rows: list[list[Any]]) -> str:
-    """A markdown table."""
+    """Format a markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in rows:
         cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
@@ -44,7 +44,7 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def stage_card(outcome: Outcome) -> str:
-    """What one stage did: counts and reasons, or losses, and where its output is."""
+    """Card of a finished stage: counts and reasons, or losses, and the folder of its output."""
     manifest = outcome.folder.manifest()
     lines = [
         f"# {outcome.stage}: {outcome.how}",
@@ -75,31 +75,31 @@ def stage_card(outcome: Outcome) -> str:
 
 
 def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
-    """A training's loss as a picture, and as a short table that begins and ends with it."""
+    """Loss of a training as a picture, and as a short table with its first and last value."""
     if not losses:
         return []
     every = max(1, (len(losses) - 1) // 10)
-    shown = dict([*losses[::every], losses[-1]])
+    table_rows = dict([*losses[::every], losses[-1]])
     return [
         picture(curves({"training": losses}, "step", "loss"), "loss by step"),
         "",
-        markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in shown.items()]),
+        markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in table_rows.items()]),
         "",
     ]
 
 
 def live_card(stage: str, described: str, losses: Sequence[tuple[float, float]]) -> str:
-    """A training while it runs: how far it is, and its loss so far."""
+    """Card of a running training: its progress and its loss so far."""
     return "\n".join([f"# {stage}: running", "", described, "", *loss_lines(losses)])
 
 
 def picture(svg: str, caption: str) -> str:
-    """A picture inside markdown."""
+    """Embed an SVG in markdown."""
     return f"![{caption}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
 
 
 def document_lines(facts: Facts) -> list[str]:
-    """The funnel, drop reasons, languages, quality, duplicates and quarantine, as tables and pictures."""
+    """Tables and pictures of funnel, drop reasons, languages, quality, duplicates and quarantine."""
     if not facts["funnel"]:
         return []
     summaries = facts["summaries"]
@@ -143,14 +143,14 @@ def document_lines(facts: Facts) -> list[str]:
         lines += ["## Languages", "", picture(languages_picture(summaries["langid"]), "documents by language"), ""]
     if summaries.get("quality", {}).get("histogram"):
         lines += ["## Quality", "", picture(quality_picture(summaries["quality"]), "quality scores by source"), ""]
-    for found in facts.get("clusters", {}).values():
-        if found["sizes"]:
-            lines += ["## Duplicates", "", picture(clusters_picture(found["sizes"]), "clusters by size"), ""]
+    for clusters in facts.get("clusters", {}).values():
+        if clusters["sizes"]:
+            lines += ["## Duplicates", "", picture(clusters_picture(clusters["sizes"]), "clusters by size"), ""]
     return lines
 
 
 def mixture_lines(facts: Facts) -> list[str]:
-    """The mixture as asked for and as packed, and what the packing costs."""
+    """Tables of the requested and of the packed mixture, and of the cost of packing."""
     if "packed" not in facts:
         return []
     bars = mixture_picture(mixture_rows(facts))
@@ -181,7 +181,7 @@ def mixture_lines(facts: Facts) -> list[str]:
 
 
 def training_lines(facts: Facts) -> list[str]:
-    """The loss of every training stage, as a table and as curves."""
+    """Loss of every training stage, as a table and as curves."""
     if not facts["training"]:
         return []
     lines = [
@@ -201,19 +201,19 @@ def training_lines(facts: Facts) -> list[str]:
 
 
 def run_card(session: Session, report: Path, link: str | None = None) -> str:
-    """The whole run: funnel, mixture, losses, measurements, samples, the report.
+    """Card of a run: funnel, mixture, losses, measurements, samples, the report.
 
     Args:
         session: the run's.
-        report: where its report is.
-        link: the report's address, where it has one that a browser opens.
+        report: path of its report.
+        link: URL of the report, if a browser can open it.
     """
     facts = gather_facts(session)
-    shown = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
+    report_line = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
     lines = [
         f"# {session.manifest.name}",
         "",
-        shown,
+        report_line,
         "",
         *document_lines(facts),
         *mixture_lines(facts),
@@ -232,7 +232,7 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
     samples = some_samples(facts)
     lines += ["## Samples", ""] if samples else []
     for sample in samples:
-        # Indented text stays as it is: a sample may contain anything, markdown too.
+        # Indented text is literal: a sample may contain anything, also markdown.
         lines += [
             f"**{sample['model']}**: {' '.join(sample['prompt'].split())}",
             "",

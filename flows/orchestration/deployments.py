@@ -1,6 +1,6 @@
-"""The deployments in Prefect's UI, and the process that runs what is triggered there.
+"""Deployments in Prefect's UI, and the process that runs triggered flows.
 
-A deployment per manifest offers that manifest's own stages; one of each flow takes any manifest.
+Each manifest has deployments with its own stages; one deployment per flow takes any manifest.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gristmill.mixtures.load import ManifestError, load_manifest
 
 TAG = "gristmill"
 ANY = "any-manifest"
-"""In the names of the deployments that take the path of a manifest."""
+"""Name part of deployments that take the path of a manifest."""
 PREFIXES = {"gristmill": "", "gristmill-stage": "stage-of-", "gristmill-sweep": "sweep-of-"}
-"""What the names of a flow's deployments begin with: pages show them without the flow where they are narrow."""
+"""Prefixes of deployment names by flow, for narrow pages that do not show the flow."""
 LOCK = "gristmill-serving.lock"
 MOST_MANIFESTS = 20
 _MANIFEST = re.compile(r"^sources\s*:", re.MULTILINE)
 
 
 class ManifestOnOffer:
-    """A manifest that has deployments of its own.
+    """A manifest with deployments of its own.
 
     Args:
-        path: of its file.
+        path: of the manifest's file.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: it is wrong.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,15 +49,15 @@ class ManifestOnOffer:
 
 
 def deployment_name(path: Path) -> str:
-    """The name of a manifest's deployments: its path from here, without what Prefect's names may not hold."""
-    here = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
-    return re.sub(r"[^\w.-]+", "-", str(here.with_suffix(""))).strip("-")
+    """Name of a manifest's deployments: its relative path without characters that Prefect forbids."""
+    relative = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+    return re.sub(r"[^\w.-]+", "-", str(relative.with_suffix(""))).strip("-")
 
 
 def find_manifests(folder: Path) -> Iterator[Path]:
-    """The manifests of a folder and of the folders right below it, the first `MOST_MANIFESTS` in the order of names.
+    """Yield the manifests of a folder and its direct subfolders, the first `MOST_MANIFESTS` by name.
 
-    What is not a manifest is passed over, and of a wrong one it warns.
+    Skips other files, and warns about wrong manifests.
     """
     files = (
         path.relative_to(folder)
@@ -77,13 +77,16 @@ def find_manifests(folder: Path) -> Iterator[Path]:
 
 
 def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
-    """What `gristmill up` and `gristmill serve` offer: deployments of each manifest, and of each flow for any other."""
-    own = [
-        _with_form(_deployment(flow, manifest.name, f"{what} {manifest.path}."), manifest)
+    """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of each flow for any other."""
+    manifest_deployments = [
+        _with_form(_deployment(flow, manifest.name, f"{verb} {manifest.path}."), manifest)
         for manifest in manifests
-        for flow, what in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
+        for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
     ]
-    return [*own, *(_with_form(_deployment(flow, ANY), None) for flow in (gristmill, gristmill_stage, gristmill_sweep))]
+    return [
+        *manifest_deployments,
+        *(_with_form(_deployment(flow, ANY), None) for flow in (gristmill, gristmill_stage, gristmill_sweep)),
+    ]
 
 
 def _deployment(flow: Any, manifest: str, description: str | None = None) -> Any:
@@ -91,12 +94,12 @@ def _deployment(flow: Any, manifest: str, description: str | None = None) -> Any
 
 
 def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
-    """Let a deployment's form offer what a manifest has, and call optional only what may be left empty.
+    """Set the choices of a deployment's form from a manifest, and mark only fields that may be empty as optional.
 
-    Prefect's form calls optional whatever its schema does not require; what is required here has a value already, the
-    deployment's own, so that nobody has to give it.
+    Prefect's form marks all fields outside the schema's `required` as optional; the required ones have the deployment's
+    defaults, so nobody has to fill them in.
     """
-    schema = deployment._parameter_openapi_schema  # the only way to a form of one's own (3.8.8)
+    schema = deployment._parameter_openapi_schema  # the only way to customise the form (3.8.8)
     properties = schema.properties
     if manifest is not None:
         properties["manifest"] |= {"enum": [str(manifest.path)], "default": str(manifest.path)}
@@ -105,7 +108,7 @@ def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
             properties["force"]["items"] |= {"enum": manifest.stages}
         if "stage" in properties:
             properties["stage"] |= {"enum": manifest.stages}
-    schema.required = [name for name, one in properties.items() if one.get("default", "none") not in ("", [], ())]
+    schema.required = [name for name, field in properties.items() if field.get("default", "none") not in ("", [], ())]
     deployment.parameters = {
         name: properties[name]["default"] for name in schema.required if "default" in properties[name]
     }
@@ -113,13 +116,13 @@ def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
 
 
 def run_triggered(deployments: Sequence[Any], limit: int) -> None:
-    """Register deployments and run what is triggered, until SIGTERM or SIGINT.
+    """Register deployments and run triggered flows until SIGTERM or SIGINT.
 
     Args:
-        deployments: as `make_deployments` makes them.
-        limit: flow runs at the same time.
+        deployments: from `make_deployments`.
+        limit: most concurrent flow runs.
     """
-    # A parent in the background of a shell ignores it, and this process too, until that is changed.
+    # A background process of a shell ignores SIGINT, and so does its child until this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     path = prefect_folder() / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,11 +138,11 @@ def run_triggered(deployments: Sequence[Any], limit: int) -> None:
 
 
 class DeploymentRunner(Runner):
-    """Prefect's runner, which ends in order, and leaves the deployments on while another process serves them.
+    """Prefect's runner, with orderly shutdown; keeps deployments active while another process serves them.
 
     Args:
-        lock: a file that every serving process of this user has locked, shared.
-        limit: flow runs at the same time.
+        lock: file with a shared lock by every serving process of this user.
+        limit: most concurrent flow runs.
     """
 
     def __init__(self, lock: IO[str], limit: int) -> None:
@@ -147,7 +150,7 @@ class DeploymentRunner(Runner):
         self._lock = lock
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
-        """End like at SIGINT: Prefect's own way makes a coroutine that nobody awaits (3.8.8)."""
+        """Shut down as on SIGINT: Prefect's handler creates a coroutine that is never awaited (3.8.8)."""
         signal.raise_signal(signal.SIGINT)
 
     async def __aexit__(self, *exc_info: Any) -> None:
@@ -156,7 +159,7 @@ class DeploymentRunner(Runner):
 
 
 def _is_last(lock: IO[str]) -> bool:
-    """Whether no other process has the file locked."""
+    """True if no other process has the file locked."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

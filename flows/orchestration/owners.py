@@ -1,8 +1,8 @@
-"""Which process carries a flow run, so that a run whose process is gone is shown as crashed, not as running for good.
+"""Liveness of flow runs: a run whose process has ended is marked as crashed instead of running forever.
 
 Prefect notices the end of a process only through the runner that started it. A run started from a terminal has no
-runner, and a runner may be killed itself; so every run names its process in its labels, and whoever serves or starts
-runs looks for those whose process is gone. Processes of other machines are left alone.
+runner, and a runner may be killed too; so every run records its process in its labels, and processes that serve or
+start runs look for runs with a dead process. Processes of other machines are ignored.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from gristmill.flows.store.lease import identity, is_alive, is_gone
 
 LABEL = "gristmill."
 OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
-"""What the labels of a run say of its process, each behind `LABEL`."""
+"""Facts about the process in a run's labels, each prefixed with `LABEL`."""
 LOOK_SECONDS = 2.0
-"""Between two looks at whether a run that no runner watches is to be cancelled."""
+"""Interval of checking whether a run without a runner is to be cancelled."""
 MARK_SECONDS = 15.0
-"""Between two looks for runs whose process is gone."""
+"""Interval of looking for runs with a dead process."""
 POLL_SECONDS = 0.2
 MOST_RUNS = 200
-"""Runs per request: the most that Prefect's API gives."""
+"""Runs per request, the limit of Prefect's API."""
 CANCELLED = "Cancelled; Retry or the same command resumes it."
 log = logging.getLogger("gristmill.owners")
 
 
 @contextmanager
 def owned_run() -> Iterator[None]:
-    """Name this process as the one of the current flow run, and end with whoever is responsible for it.
+    """Record this process as the owner of the current flow run, and end with its parent.
 
-    A run of a deployment ends with the runner that started it. One started from a terminal outlives that, and watches
-    by itself for being cancelled in the UI: then this process gets SIGTERM, and the run's state becomes Cancelled.
+    A run of a deployment ends with the runner that started it. One started from a terminal outlives it, and checks
+    whether it is cancelled in the UI: then this process gets SIGTERM, and the run's state becomes Cancelled.
     """
     from prefect.runtime import deployment, flow_run
 
@@ -61,7 +61,7 @@ def owned_run() -> Iterator[None]:
 
 
 def is_being_cancelled() -> bool:
-    """Whether the current flow run is to be cancelled; not if Prefect does not say so."""
+    """True if the current flow run is being cancelled; False if Prefect does not answer."""
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 
@@ -75,13 +75,13 @@ def is_being_cancelled() -> bool:
 
 
 def mark_crashed(runner: int | None = None) -> list[str]:
-    """Set every run of this machine whose process is gone to Crashed (or Cancelled, where that was asked for).
+    """Mark every run of this machine with a dead process as Crashed (or Cancelled, if that was requested).
 
     Args:
-        runner: only those that this process started.
+        runner: number of a process, to restrict this to its runs.
 
     Returns:
-        the names of these runs.
+        names of the marked runs.
     """
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled, Crashed
@@ -93,7 +93,7 @@ def mark_crashed(runner: int | None = None) -> list[str]:
                 continue
             message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
             cancelled = run.state is not None and run.state.is_cancelling()
-            # The rows are set whatever Prefect's rules say: there is nobody left who could propose a state.
+            # States are forced past Prefect's rules, as the process cannot propose one any more.
             client.set_flow_run_state(
                 run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True
             )
@@ -105,7 +105,7 @@ def mark_crashed(runner: int | None = None) -> list[str]:
 
 
 def mark_crashed_quietly(runner: int | None = None) -> None:
-    """The same, where a server that does not answer is no reason to stop."""
+    """`mark_crashed`, but a server that does not answer is only logged."""
     try:
         for name in mark_crashed(runner):
             log.warning("%s is marked as crashed: its process is gone", name)
@@ -114,7 +114,7 @@ def mark_crashed_quietly(runner: int | None = None) -> None:
 
 
 def keep_marking() -> None:
-    """From now on look for such runs every `MARK_SECONDS`, on a thread of its own."""
+    """Call `mark_crashed_quietly` every `MARK_SECONDS` from now on, in a thread."""
 
     def work() -> None:
         while True:
@@ -125,7 +125,7 @@ def keep_marking() -> None:
 
 
 def end_runs_of(runner: int, seconds: float) -> None:
-    """Ask the processes of a runner's flow runs to end, wait for them, and mark those that could not say so."""
+    """Terminate the processes of a runner's flow runs, wait for them, and mark those that did not report their end."""
     from prefect.client.orchestration import get_client
 
     try:
@@ -152,23 +152,23 @@ def _name_owner(run: UUID, by_runner: bool) -> None:
 
 
 def _open_runs(client: Any) -> list[Any]:
-    """All flow runs that are shown as running or being cancelled."""
+    """All flow runs shown as running or being cancelled."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
 
-    wanted = FlowRunFilter(
+    open_filter = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
     )
-    found: list[Any] = []
+    runs: list[Any] = []
     while True:
-        page = client.read_flow_runs(flow_run_filter=wanted, limit=MOST_RUNS, offset=len(found))
-        found += page
+        page = client.read_flow_runs(flow_run_filter=open_filter, limit=MOST_RUNS, offset=len(runs))
+        runs += page
         if len(page) < MOST_RUNS:
-            return found
+            return runs
 
 
 def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
-    """Give the tasks of a run that are not shown as ended a last state."""
+    """Set a final state for the unfinished tasks of a run."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
@@ -177,7 +177,7 @@ def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
 
 
 def _mark_left_tasks(client: Any, runner: int | None) -> None:
-    """A runner says of a run whose process was killed that it has crashed, but not so of its tasks."""
+    """Mark tasks of ended runs as crashed: a runner marks only the run of a killed process, not its tasks."""
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.states import Crashed
@@ -198,9 +198,9 @@ def _mark_left_tasks(client: Any, runner: int | None) -> None:
 
 
 def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
-    """Prefect takes a task that SIGTERM has ended for a crashed one, also where it was its run that was cancelled.
+    """Mark tasks of cancelled runs as cancelled: Prefect marks a task ended by SIGTERM as crashed.
 
-    What crashed in an earlier attempt of such a run did crash.
+    Tasks that crashed in an earlier attempt of such a run stay crashed.
     """
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
@@ -223,7 +223,7 @@ def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
-    """Whether a run's process is, or was, one of this machine."""
+    """True if a run's process is, or was, one of this machine."""
     return (
         LABEL + "ticks" in labels
         and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
@@ -232,7 +232,7 @@ def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
 
 
 class _CancelWatch:
-    """Sends this process SIGTERM when its run is to be cancelled, and says in the end that it was."""
+    """Sends this process SIGTERM when its run is cancelled, and records that for `show_cancelled`."""
 
     def __init__(self, run: UUID) -> None:
         self._run = run
@@ -242,7 +242,7 @@ class _CancelWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop watching; a run that was cancelled leaves a note, for `show_cancelled`."""
+        """Stop watching; a cancelled run is recorded for `show_cancelled`."""
         self._ended.set()
         if self._asked:
             cancelled_runs.add(self._run)
@@ -254,7 +254,7 @@ class _CancelWatch:
             try:
                 with get_client(sync_client=True) as client:
                     state = client.read_flow_run(self._run).state
-            except Exception as error:  # noqa: BLE001 - a server that is away for a while asks for nothing
+            except Exception as error:  # noqa: BLE001 - an unreachable server is no cancellation
                 log.debug("this run's state could not be read: %s", error)
                 continue
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
@@ -264,11 +264,11 @@ class _CancelWatch:
 
 
 cancelled_runs: set[UUID] = set()
-"""Runs of this process that were cancelled in the UI, and have ended since."""
+"""Runs of this process that were cancelled in the UI and have ended."""
 
 
 def show_cancelled() -> None:
-    """Say so to Prefect, which takes a flow that SIGTERM has ended for a crashed one."""
+    """Mark cancelled runs as such: Prefect takes a flow ended by SIGTERM for a crashed one."""
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 

@@ -1,4 +1,4 @@
-"""How far a stage is, in words: done of total, rate, time left; and how many log lines a window may be sent."""
+"""Progress of a stage as text (done of total, rate, time left), and a rate limit for log lines in Prefect."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from gristmill.flows.running.process import Event
 
 LINES_PER_SECOND = 5.0
-"""As many log lines of a stage as a Prefect server takes without being noticed (1 to 2 ms each)."""
+"""Log lines of a stage per second that a Prefect server handles easily (1 to 2 ms each)."""
 BURST_LINES = 50.0
 SLOW_PER_SECOND = 0.1
-"""What is done less often is reported by how long it takes."""
+"""Lower rates are reported as seconds per unit."""
 
 
 @dataclass
 class Pace:
-    """The progress of one job of a stage, from its first report on.
+    """Progress of one job of a stage since its first report.
 
     Attributes:
         started: time of the first report, in seconds of any clock.
-        first_done: how much was done then; what an attempt before this one did says nothing about the rate.
-        job: of which the stage reports.
+        first_done: amount done then, which earlier attempts did and the rate excludes.
+        job: name of the job.
     """
 
     started: float
@@ -29,11 +29,11 @@ class Pace:
 
     @classmethod
     def begin(cls, event: Event, now: float) -> Pace:
-        """Begin with a first report."""
+        """Start with a first report."""
         return cls(now, event["done"], event.get("job", ""))
 
     def describe(self, event: Event, now: float) -> str:
-        """For example `step 120 of 400, loss 3.214, 61,440 tokens, 2,048 tokens/s, 2:20 left`."""
+        """Progress as text, e.g. `step 120 of 400, loss 3.214, 61,440 tokens, 2,048 tokens/s, 2:20 left`."""
         unit = str(event["unit"])
         parts = [f"{event['done']:,g} of {event['total']:,g} {unit}"]
         if "loss" in event:
@@ -54,17 +54,17 @@ class Pace:
 
 
 def clock(seconds: float) -> str:
-    """`0:42`, `12:05` or `3:07:00`."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Duration as text: `0:42`, `12:05` or `3:07:00`."""
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
 
 
 @dataclass
 class LineBudget:
-    """Lets `LINES_PER_SECOND` through, `BURST_LINES` at once, and counts what it holds back.
+    """Rate limit of `LINES_PER_SECOND` with bursts of `BURST_LINES`; counts suppressed lines.
 
-    A training that prints a line per step must not be slowed down by those who watch it; its log file has all lines.
+    A training that prints a line per step must not be slowed down by its display; the log file has all lines.
     """
 
     left: float = BURST_LINES
@@ -72,7 +72,7 @@ class LineBudget:
     held_back: int = field(default=0)
 
     def allows(self, now: float) -> bool:
-        """Whether one more line may be shown now."""
+        """True if one more line may be shown now."""
         if self.last is not None:
             self.left = min(BURST_LINES, self.left + (now - self.last) * LINES_PER_SECOND)
         self.last = now
@@ -83,6 +83,6 @@ class LineBudget:
         return True
 
     def take_held_back(self) -> int:
-        """How many lines were held back since the last call."""
+        """Number of lines suppressed since the last call."""
         number, self.held_back = self.held_back, 0
         return number

@@ -1,6 +1,6 @@
-"""The flows' parameters: what the form in the browser offers and checks, and how credentials stay out of them.
+"""Parameters of the flows: schema of the form in the browser, and protection of credentials.
 
-Prefect makes the form from their JSON Schema. What no schema can say, the manifest's own validation says as soon as
+Prefect builds the form from their JSON Schema. Checks beyond a schema are done by the manifest's validation as soon as
 the run starts.
 """
 
@@ -19,19 +19,19 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.yaml_text import parse_yaml
 
 StageName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(STAGES)})]
-"""A stage, or a step's own name: a form offers the stages in their order, and that of a manifest its own."""
+"""Name of a stage or step: a form offers the stages in order, and those of its manifest."""
 
 FilePath = Annotated[str, Field(min_length=1)]
-"""A path as the machine that runs the flow sees it."""
+"""Path on the machine that runs the flow."""
 
 Setting = Annotated[str, Field(pattern=r"^[^=\s]+=")]
 """`key.path=value`; replaces a setting of the manifest."""
 
 DeploymentName = Annotated[str, Field(pattern=r"^([^/\s]+/[^/\s]+)?$")]
-"""`flow/deployment`, or nothing."""
+"""`flow/deployment`, or empty."""
 
 MOST_NAME_CHARS = 120
-"""Of the name of a run: what a row of Prefect's pages shows on one line."""
+"""Most characters of a run's name: one line in Prefect's pages."""
 Count = Annotated[int, Field(ge=1)]
 """At least 1."""
 
@@ -48,14 +48,16 @@ class ProxyModel(BaseModel):
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> ProxyModel:
-        """The form's values for keys of `pretrain.model`."""
-        own = {name: value for name, value in keys.items() if name in ("layers", "width", "heads")}
-        return cls(**own, more=tuple(f"{name}={json.dumps(value)}" for name, value in keys.items() if name not in own))
+        """Form values for keys of `pretrain.model`."""
+        fields = {name: value for name, value in keys.items() if name in ("layers", "width", "heads")}
+        return cls(
+            **fields, more=tuple(f"{name}={json.dumps(value)}" for name, value in keys.items() if name not in fields)
+        )
 
     def as_keys(self) -> dict[str, Any]:
-        """The keys of `pretrain.model` that the form's values stand for.
+        """Keys of `pretrain.model` for the form's values.
 
-        Not called `keys`: Prefect makes a dictionary of every parameter, and would take that for a mapping's.
+        Not named `keys`: Prefect converts every parameter to a dictionary, and would take it for a mapping.
         """
         parts = (setting.partition("=") for setting in self.more)
         return {
@@ -76,15 +78,15 @@ class SourceShare(BaseModel):
 
 
 class SecretParameterError(ValueError):
-    """A parameter holds a credential; the message does not repeat it."""
+    """A parameter with a credential; the message does not repeat it."""
 
 
 class RefusedError(ValueError):
-    """A manifest, a source or a parameter is refused; the sentence holds no credential."""
+    """A manifest, a source or a parameter was rejected; the message holds no credential."""
 
 
 def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
-    """The name of a run: the manifest's, without its folder, and the overrides (`train: pretrain.steps=3000`)."""
+    """Name of a run: the manifest's without its folder, and the overrides (`train: pretrain.steps=3000`)."""
     name = PurePosixPath(manifest.partition("recipe:")[2] or manifest).stem or manifest
     settings = ", ".join(overrides)
     full = mask_text(f"{name}: {settings}" if settings else name)
@@ -92,10 +94,10 @@ def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
 
 
 def refuse_secrets(parameters: Mapping[str, Any]) -> None:
-    """Refuse to run with parameters that hold credentials, and mask them in the current flow run's record.
+    """Reject parameters with credentials, and mask them in the current flow run's record.
 
     Raises:
-        SecretParameterError: they do.
+        SecretParameterError: a parameter holds a credential.
     """
     names = [name for name, value in parameters.items() if mask_secrets(value) != value]
     if not names:
@@ -109,7 +111,7 @@ def refuse_secrets(parameters: Mapping[str, Any]) -> None:
 
 
 def forget_secrets() -> None:
-    """Mask what the record of the current flow run says of its parameters."""
+    """Mask credentials in the parameters recorded for the current flow run."""
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 
@@ -119,6 +121,6 @@ def forget_secrets() -> None:
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error, or where its sentence holds a credential, one that tells the same without it."""
-    told = mask_text(str(error))
-    return error if told == str(error) else RefusedError(told)
+    """The error itself, or one with a masked message if its message holds a credential."""
+    masked = mask_text(str(error))
+    return error if masked == str(error) else RefusedError(masked)

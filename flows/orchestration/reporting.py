@@ -1,7 +1,6 @@
-"""What the Prefect UI shows of a run: log lines, a progress artifact per stage, a card per stage, the run's summary.
+"""Reporting of runs to the Prefect UI: log lines, progress artifacts, cards per stage, and the run's summary.
 
-Everything is sent by one thread of its own, from a bounded queue: a slow or absent server can neither hold up nor
-fail a stage.
+One thread sends everything from a bounded queue: a slow or absent server can neither delay nor fail a stage.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 QUEUE_LENGTH = 1000
 CLOSE_SECONDS = 15.0
 ENGINE_LOGGERS = ("prefect.flow_runs", "prefect.engine")
-"""Where Prefect's engine logs how a flow ended (3.8)."""
+"""Loggers of Prefect's engine for the end of a flow (3.8)."""
 log = logging.getLogger("gristmill.reporting")
 
 
 class PrefectObserver(WindowObserver):
-    """Shows stages in the Prefect UI, and passes everything on to the caller's display."""
+    """Shows stages in the Prefect UI, and forwards all calls to the caller's display."""
 
     def __init__(self, inner: Observer | None = None) -> None:
         super().__init__(inner)
@@ -74,7 +73,7 @@ class PrefectObserver(WindowObserver):
         self._send(stage, lambda: publish_card(artifact_key(f"{stage}-card"), stage_card(outcome), stage))
 
     def close(self) -> None:
-        """Send what is left, for a bounded time."""
+        """Send the remaining items, for a bounded time."""
         try:
             self._queue.put(None, timeout=1)
         except queue.Full:
@@ -147,10 +146,10 @@ def publishing_refusal(what: str) -> Iterator[None]:
 
 
 def failed(refusal: RefusedError) -> State:
-    """The state of a flow that is refused.
+    """State of a rejected flow.
 
-    Prefect's engine raises the state again when the flow has ended, and logs that with its own traceback, which says
-    nothing of the refusal: those two records are left out.
+    Prefect's engine raises the state again after the flow has ended, and logs it with its own useless traceback: these
+    two records are filtered out.
     """
     from prefect.states import Failed
 
@@ -166,7 +165,7 @@ def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """The errors of opening a manifest that are a user's to mend, as the command line treats them."""
+    """Errors in opening a manifest that the user can fix, as on the command line."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.flows.store.store import StoreLocationError
@@ -185,7 +184,8 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def publish_run(session: Session, record: RunRecord) -> Path | None:
-    """Write the run's report, and show its summary and a link to it in the UI; returns the report, if it is there."""
+    """Write the run's report, and publish its summary and a link in the UI; returns the report, or None if it
+    failed."""
     from gristmill.flows.report.page import write_report
 
     report = None
@@ -202,6 +202,6 @@ def publish_run(session: Session, record: RunRecord) -> Path | None:
                 key="gristmill-report",
                 description=mask_text(str(report)),
             )
-    except Exception as error:  # noqa: BLE001 - a report that cannot be drawn must not fail the run that it is about
+    except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
         log.warning("the report could not be finished: %s: %s", type(error).__name__, error)
     return report

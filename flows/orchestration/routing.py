@@ -1,4 +1,4 @@
-"""Stages that another deployment runs: on a machine with GPUs, by a worker of its own work pool."""
+"""Stages run by another deployment: on a machine with GPUs, by a worker of its own work pool."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def run_elsewhere(
 ) -> None:
     """Start a run of a deployment of `gristmill-stage`, and wait for it.
 
-    If this run is cancelled or ended, so is the other one.
+    If this run is cancelled or ended, the other one is cancelled too.
 
     Args:
-        session: whose manifest and store the other machine sees under the same names.
-        stage: to run.
+        session: its manifest and store have the same names on the other machine.
+        stage: stage to run.
         deployment: `gristmill-stage/NAME`.
-        force: rebuild it although it is committed.
-        check: raises where this run is stopped.
+        force: rebuild a committed output.
+        check: raises if this run was stopped.
 
     Raises:
         StageFailedError: the deployment does not exist, or its run did not complete.

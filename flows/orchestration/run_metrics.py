@@ -1,7 +1,6 @@
-"""Metrics of the runs of a store, as Prometheus reads them: states, durations, rows, tokens per second.
+"""Prometheus metrics of a store's runs: states, durations, rows, tokens per second.
 
-They are read from the store when they are asked for, so that runs count whoever started them. Of each manifest name the
-newest run is shown.
+They are read from the store on request, so they include all runs. Only the newest run of each manifest name is shown.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gristmill.flows.store.runs import ROWS
 from gristmill.flows.store.store import Store
 
 NEWEST_RUNS = 50
-"""Runs whose records are read for one answer."""
+"""Runs whose records are read per request."""
 RUN_STATES = ("running", "completed", "failed", "interrupted", "killed")
 STAGE_STATES = ("waiting", "running", "completed", "resumed", "cached", "failed", "killed")
 
@@ -41,7 +40,7 @@ class RunCollector(Collector):
         self._store = store
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing is read when the collector is registered."""
+        """Empty, so that registration reads nothing."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -61,7 +60,7 @@ class RunCollector(Collector):
             for each in RUN_STATES:
                 state.add_metric([name, each], float(each == current))
             started.add_metric([name], record["started"])
-            # Nobody knows when a killed run ended.
+            # The end of a killed run is unknown.
             if (end := record.get("finished", time.time() if current == "running" else None)) is not None:
                 seconds.add_metric([name], end - record["started"])
         yield from (state, started, seconds)
@@ -100,7 +99,7 @@ class RunCollector(Collector):
 
 
 def newest_runs(store: Store) -> dict[str, dict[str, Any]]:
-    """Manifest name -> the record of its newest run, among the newest runs of a store."""
+    """Record of the newest run by manifest name, among the newest runs of a store."""
     if not store.runs.exists():
         return {}
     runs: dict[str, dict[str, Any]] = {}
@@ -116,7 +115,7 @@ def stage_state(entry: Mapping[str, Any], is_running: bool) -> str:
 
     Args:
         entry: of `run.json`.
-        is_running: whether the run still runs.
+        is_running: True while the run is running.
     """
     if "how" in entry:
         return str(entry["how"]).lower()

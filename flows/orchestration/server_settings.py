@@ -1,7 +1,7 @@
-"""Prefect's server as gristmill starts it: its database, and who may use it.
+"""Settings of Prefect's server as gristmill starts it: its database and its access control.
 
-Prefect's API obeys everybody by default, and with it every web page that a browser on this machine has open: a page may
-rewrite a deployment and start it. Servers of gristmill answer nobody without the password, and name no other origin.
+By default Prefect's API obeys everyone, also every web page open in a browser on this machine: a page may rewrite a
+deployment and start it. Servers of gristmill require a password, and allow no other origin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 DATABASE_VARIABLE = "GRISTMILL_DATABASE"
-"""Read by `gristmill up` where --database is absent."""
+"""Database of `gristmill up` if --database is absent."""
 CONNECTION_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 CONNECT_SECONDS = 10.0
 DRIVERS = {
@@ -35,50 +35,50 @@ DRIVERS = {
 }
 FORM = "postgresql://USER:PASSWORD@HOST:PORT/NAME"
 LEAST_VERSION = 14
-"""Of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); version 13 has no security updates any more."""
+"""Oldest version of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); 13 has no security updates."""
 _POSTGRESQL = re.compile(
     r"(?:(?P<user>[^:/@?#\s]*)(?::(?:[^:/@?#\s%]|%[0-9a-fA-F]{2})*)?@)?"
     r"(?P<place>(?:\[[0-9a-fA-F:]+\]|[^:/@?#\s]*)(?::\d+)?/[^/@?#\s]+)(?:\?[^@\s]*)?"
 )
-"""Behind the `//`. Whatever does not fit is never repeated: it may be a password with an @ in it."""
+"""URL after the `//`. Text that does not match is never repeated: it may be a password with an @."""
 
 
 class DatabaseError(RuntimeError):
-    """A database that Prefect's server cannot use; the message names the place, never the password."""
+    """A database that Prefect's server cannot use; the message names its location, never the password."""
 
 
 def database_environment(url: str | None) -> dict[str, str]:
-    """What tells Prefect's server its database.
+    """Environment variables that set the database of Prefect's server.
 
     Raises:
-        DatabaseError: it is not a database that the server can use, or not written as one.
+        DatabaseError: the URL is malformed, or of a database that the server cannot use.
     """
     if url is None:
         return {}
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, remainder = url.partition("://")
     if not separator:
         raise DatabaseError(f"--database: this is not a URL; write {FORM}")
     if scheme not in DRIVERS:
         raise DatabaseError(f"--database: a URL beginning with {scheme}:// is not known; write {FORM}")
-    if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(rest) is None:
+    if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(remainder) is None:
         raise DatabaseError(
             f"--database: the URL is not written as {FORM}; in a password, write each of @ : / ? # % "
             "as a percent sign and its code: %40 %3A %2F %3F %23 %25"
         )
-    return {CONNECTION_VARIABLE: f"{DRIVERS[scheme]}://{rest}"}
+    return {CONNECTION_VARIABLE: f"{DRIVERS[scheme]}://{remainder}"}
 
 
 def check_database(url: str | None) -> str | None:
-    """Connect to a PostgreSQL database as the server will, before anything is started for it.
+    """Connect to a PostgreSQL database as the server will, before starting it.
 
     Args:
-        url: as `database_environment` takes it.
+        url: see `database_environment`.
 
     Returns:
-        a sentence that names the database, for the terminal; None for SQLite.
+        a sentence with the database's location for the terminal; None for SQLite.
 
     Raises:
-        DatabaseError: it does not answer, refuses the user, is too old, or lets no tables be made.
+        DatabaseError: the database does not answer, rejects the user, is too old, or does not allow creating tables.
     """
     connection = database_environment(url).get(CONNECTION_VARIABLE, "")
     match = _POSTGRESQL.fullmatch(connection.partition("://")[2])
@@ -86,10 +86,10 @@ def check_database(url: str | None) -> str | None:
         return None
     place = f"PostgreSQL at {match['place']}" if match["place"][0] != "/" else f"PostgreSQL, {match['place'][1:]}"
     try:
-        # On a thread of its own, since the caller's may have a loop that runs already.
+        # In a new thread, as the caller's may run an event loop.
         with ThreadPoolExecutor(1) as thread:
-            asked = asyncio.wait_for(_ask(connection), CONNECT_SECONDS)
-            version, may_create = thread.submit(asyncio.run, asked).result()
+            version_query = asyncio.wait_for(_ask(connection), CONNECT_SECONDS)
+            version, may_create = thread.submit(asyncio.run, version_query).result()
     except TimeoutError as error:
         raise DatabaseError(
             f"{place} did not answer within {CONNECT_SECONDS:.0f} s; is it the right host and port, "
@@ -111,14 +111,14 @@ def check_database(url: str | None) -> str | None:
 
 
 async def _ask(connection: str) -> tuple[int, bool]:
-    """The server's version, and whether its user may make an extension and tables."""
+    """The server's version, and True if its user may create extensions and tables."""
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import create_async_engine
 
     engine: Any = create_async_engine(connection)
     try:
         async with engine.connect() as connected:
-            found = (
+            row = (
                 await connected.execute(
                     text(
                         "select current_setting('server_version_num')::int / 10000, "
@@ -128,16 +128,16 @@ async def _ask(connection: str) -> tuple[int, bool]:
             ).one()
     finally:
         await engine.dispose()
-    return int(found[0]), bool(found[1])
+    return int(row[0]), bool(row[1])
 
 
 def _without_address(error: BaseException, connection: str) -> str:
-    """What a driver says, in one line; nothing of it where it repeats the address."""
+    """A driver's message in one line; only the error's type if the message repeats the password."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     password = connection.partition("://")[2].partition("@")[0].partition(":")[2]
-    return type(error).__name__ if password and password in said else said
+    return type(error).__name__ if password and password in message else message
 
 
 SERVER_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
@@ -151,45 +151,45 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def prefect_folder() -> Path:
-    """Prefect's own folder of this user."""
+    """Prefect's folder of this user."""
     return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
 
 
 def prefect_setting(name: str) -> str | None:
-    """A setting as Prefect has it: the environment's, the active profile's, or that of a file in this folder.
+    """A setting of Prefect from the environment, the active profile, or a file in the current folder.
 
-    Prefect, whose import takes a second, is asked only where there are such files.
+    Prefect, whose import takes a second, is only imported if such files exist.
     """
     profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or prefect_folder() / "profiles.toml")
     if "prefect" not in sys.modules and not (profiles.exists() or _is_set_in_this_folder()):
         return os.environ.get(name) or None
     import prefect.settings
 
-    found = getattr(prefect.settings, name).value()
-    return None if found is None else str(getattr(found, "get_secret_value", lambda: found)())
+    value = getattr(prefect.settings, name).value()
+    return None if value is None else str(getattr(value, "get_secret_value", lambda: value)())
 
 
 def _is_set_in_this_folder() -> bool:
-    """Whether a file of the current folder has settings of Prefect's; a project's own pyproject.toml mostly has none."""
+    """True if a file of the current folder has settings of Prefect; most projects' pyproject.toml has none."""
     dotenv, project = Path(".env"), Path("pyproject.toml")
     if Path("prefect.toml").exists() or (dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower()):
         return True
     try:
         return project.exists() and "prefect" in tomllib.loads(project.read_text()).get("tool", {})
     except ValueError:
-        return True  # Prefect says what is wrong with it
+        return True  # Prefect reports the error
 
 
 def password_file() -> Path:
-    """Where the password of this user's servers is kept, for them alone to read."""
+    """File of the password of this user's servers, readable only by the user."""
     return prefect_folder() / FILE
 
 
 def server_password() -> str:
-    """The password of this user's servers, as USER:PASSWORD: the environment's, or the kept one, made where absent."""
-    given = os.environ.get(SERVER_VARIABLE)
-    if given:
-        return given
+    """Password of this user's servers, as USER:PASSWORD: the environment's, or the stored one, created if missing."""
+    from_environment = os.environ.get(SERVER_VARIABLE)
+    if from_environment:
+        return from_environment
     file = password_file()
     if not file.exists():
         _make(file)
@@ -198,23 +198,23 @@ def server_password() -> str:
 
 
 def keep_private() -> None:
-    """Let this process create files for its user alone, and restrict a database of Prefect's that is there already."""
+    """Create files only for this user from now on, and restrict an existing database of Prefect."""
     os.umask(0o077)
     for file in prefect_folder().glob("prefect.db*"):
         file.chmod(0o600)
 
 
 def server_environment(port: int, password: str) -> dict[str, str]:
-    """What lets a Prefect server on the loopback address ask for a password, and allow its own pages alone."""
+    """Environment variables that make a loopback Prefect server require a password, and allow only its own pages."""
     return {SERVER_VARIABLE: password, ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}"}
 
 
 def is_admitted(api: str) -> bool:
-    """Whether a Prefect server takes what this process shows it: the environment's password, the active profile's, or
-    the kept one, where a server of this machine asks for it.
+    """True if a Prefect server accepts this process's password: the environment's, the active profile's, or the stored
+    one for a server on this machine.
 
     Raises:
-        OSError: it does not answer.
+        OSError: the server does not answer.
     """
     if prefect_setting("PREFECT_API_KEY") or admits(api, prefect_setting(CLIENT_VARIABLE)):
         return True
@@ -228,10 +228,10 @@ def is_admitted(api: str) -> bool:
 
 
 def admits(api: str, password: str | None) -> bool:
-    """Whether a Prefect server answers questions asked with this password, or with none.
+    """True if a Prefect server answers requests with this password, or without one.
 
     Raises:
-        OSError: it does not answer at all.
+        OSError: the server does not answer.
     """
     question = urllib.request.Request(f"{api.rstrip('/')}/admin/version")
     if password:
@@ -244,7 +244,7 @@ def admits(api: str, password: str | None) -> bool:
 
 
 def set_for_prefect(environment: dict[str, str]) -> None:
-    """Set variables of the environment, which Prefect reads once, when it is imported."""
+    """Set environment variables that Prefect reads once, when it is imported."""
     os.environ.update(environment)
     if "prefect" in sys.modules:
         from prefect.context import refresh_global_settings_context
@@ -255,7 +255,7 @@ def set_for_prefect(environment: dict[str, str]) -> None:
 def _make(file: Path) -> None:
     """Write a new password, unless another process is faster."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    number, fresh = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # which nobody else may read
+    number, fresh = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # readable only by this user
     with os.fdopen(number, "w") as sink:
         sink.write(f"{USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}\n")
     with suppress(FileExistsError):

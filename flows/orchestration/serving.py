@@ -1,4 +1,4 @@
-"""Prefect's server and the runner of the deployments: started, watched and ended together."""
+"""Supervision of Prefect's server and the deployments' runner."""
 
 from __future__ import annotations
 
@@ -48,41 +48,40 @@ from gristmill.flows.store.store import Store
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
-"""For the stages of running flows to write their checkpoints, and then to be shown as crashed."""
+"""Time for the stages of running flows to write their checkpoints, and to be marked as crashed."""
 RUN_END_SECONDS = 22.0
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Waits before a child that ended by itself is started again; after the last one it is given up."""
+"""Delays before a child that ended by itself is restarted; after the last one it is given up."""
 LISTENING = "0A"
-"""Of a socket, in Linux's tables (include/net/tcp_states.h)."""
+"""State of a listening socket in Linux's tables (include/net/tcp_states.h)."""
 COMMAND_CHARS = 200
 STEADY_SECONDS = 120.0
-"""A child that ran for so long counts as having worked: the waits start over."""
+"""A child that ran for this long counts as working: the delays start over."""
 
 
 class NoServerError(RuntimeError):
-    """There is no Prefect server to register at, or none with the database that was asked for."""
+    """No Prefect server to register at, or none with the requested database."""
 
 
 class OpenServerError(RuntimeError):
-    """The server obeys every web page that its users open."""
+    """A server that obeys every web page that its users open."""
 
 
 class PortTakenError(RuntimeError):
-    """Something listens at a port of `up` already; the message says what."""
+    """A port of `up` is in use; the message says by what."""
 
 
 def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False) -> None:
-    """Register the deployments, and run what is triggered until this process ends; then the runs that it started end
-    too, and are shown as crashed.
+    """Register the deployments, and run triggered flows until this process ends; its runs then end as crashed.
 
     Args:
-        limit: flow runs at the same time.
-        manifests: that get deployments of their own; those of the current folder if there are none.
-        allow_open_server: also at a server that asks for no password.
+        limit: most concurrent flow runs.
+        manifests: manifests with deployments of their own; those of the current folder by default.
+        allow_open_server: accept a server without a password.
 
     Raises:
-        NoServerError: no Prefect server answers, or it wants a password that is not known here.
-        OpenServerError: it asks for no password.
+        NoServerError: no Prefect server answers, or it needs an unknown password.
+        OpenServerError: the server has no password.
     """
     apply_default_settings(quiet_console=False)
     api = find_api() or LOCAL_API
@@ -103,7 +102,7 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
     deployments = make_deployments(
         [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())]
     )
-    names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
+    names = ", ".join(f"{deployment.flow_name}/{deployment.name}" for deployment in deployments)
     print(f"Deployments {names}: {deployments_page(api)}", flush=True)
     try:
         run_triggered(deployments, limit)
@@ -112,7 +111,7 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
 
 
 def check_password(api: str, allow_open_server: bool) -> None:
-    """Raise NoServerError or OpenServerError, unless a server asks for a password and takes the one that is set."""
+    """Raise NoServerError or OpenServerError unless a server requires a password and accepts the configured one."""
     if admits(api, None):
         if allow_open_server:
             return
@@ -129,7 +128,7 @@ def check_password(api: str, allow_open_server: bool) -> None:
 
 
 def limit_trainings(tag: str) -> None:
-    """Let one training run at a time, unless somebody has set another limit for this tag in Prefect."""
+    """Limit trainings to one at a time, unless Prefect has another limit for this tag."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
@@ -142,7 +141,7 @@ def limit_trainings(tag: str) -> None:
 
 @dataclass
 class Supervised:
-    """A child of `up`, which is started again when it ends by itself."""
+    """A child process of `up`, restarted when it ends by itself."""
 
     role: str
     number: int
@@ -158,15 +157,15 @@ class Supervised:
         self.start()
 
     def start(self) -> None:
-        """Start it now."""
+        """Start the process."""
         self.process = start_child(self.role, self.number, self.environment, self.output, self.arguments)
         self.started, self.restart_at = time.monotonic(), None
 
     def look(self) -> None:
-        """Start it again where it has ended, later each time.
+        """Restart the process if it has ended, with growing delays.
 
         Raises:
-            NoServerError: it has ended too often.
+            NoServerError: the process has ended too often.
         """
         now = time.monotonic()
         if self.restart_at is not None:
@@ -187,21 +186,21 @@ class Supervised:
 def up_and_serve(
     port: int, limit: int, store: Store, database: str | None = None, manifests: Sequence[str] = ()
 ) -> None:
-    """Start a Prefect server on the loopback address, and serve the deployments, the reports and metrics.
+    """Start a Prefect server on the loopback address, and serve deployments, reports and metrics.
 
-    The first two are processes of their own, so that an interrupt of this one ends them in order, whatever they are
-    doing. Reports have the port above the server's, so that links to them outlast this process.
+    The first two are separate processes, so that an interrupt of this one ends them in order at any time. Reports use
+    the port after the server's, so that links to them outlast this process.
 
     Args:
         port: of the server.
-        limit: flow runs at the same time.
-        store: whose runs the metrics are of.
+        limit: most concurrent flow runs.
+        store: store of the runs in the metrics.
         database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
-        manifests: as `serve_deployments` takes them.
+        manifests: see `serve_deployments`.
 
     Raises:
-        PortTakenError: something listens there already.
-        NoServerError: the server did not answer in time, or one of the two ended by itself again and again.
+        PortTakenError: a port is in use.
+        NoServerError: the server did not answer in time, or a child process kept ending.
         DatabaseError: the database cannot be used.
     """
     apply_default_settings(quiet_console=False)
@@ -209,7 +208,7 @@ def up_and_serve(
     password = server_password()
     reports = take_ports(port, password, partial(metrics_text, store))
     records = check_database(database)
-    # The flows' processes inherit this environment, and need no password of the database's.
+    # The flows' processes inherit this environment, and do not need the database's password.
     os.environ.pop(DATABASE_VARIABLE, None)
     os.environ.update({"PREFECT_API_URL": api, "PREFECT_UI_URL": pages_of(api), CLIENT_VARIABLE: password})
     stopping = threading.Event()
@@ -243,19 +242,19 @@ def up_and_serve(
 
 
 def take_ports(port: int, password: str, metrics: Callable[[], bytes]) -> ThreadingHTTPServer:
-    """Serve the reports and the metrics at the port above a server's, after a look at whether that one is free.
+    """Serve reports and metrics at the port after the server's, after checking that the server's port is free.
 
-    No two `up` of one port get beyond this, however soon one follows the other.
+    Two `up` of one port cannot both pass this, however close their starts.
 
     Args:
         port: of Prefect's server.
-        password: of Prefect's server, with which links to reports are signed.
-        metrics: makes the text for Prometheus.
+        password: of Prefect's server, which signs links to reports.
+        metrics: function that returns the text for Prometheus.
 
     Raises:
-        PortTakenError: one of the two ports is in use.
+        PortTakenError: a port is in use.
     """
-    for number in (port + 1, port):  # the first names the `up` itself, where it is one
+    for number in (port + 1, port):  # the first one identifies another `up`
         try:
             socket.create_server(("127.0.0.1", number)).close()
         except OSError as error:
@@ -267,11 +266,11 @@ def take_ports(port: int, password: str, metrics: Callable[[], bytes]) -> Thread
 
 
 def why_taken(number: int, port: int) -> str:
-    """What to say where a port is in use that `up --port PORT` wants."""
+    """Message about a port in use that `up --port PORT` needs."""
     holder = listener(number)
-    what = "the reports" if number > port else "Prefect's server"
+    purpose = "the reports" if number > port else "Prefect's server"
     if holder is None:
-        return f"port {number}, for {what}, is in use by another process; give another --port"
+        return f"port {number}, for {purpose}, is in use by another process; give another --port"
     try:
         command = Path(f"/proc/{holder}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:  # it has ended meanwhile
@@ -282,13 +281,13 @@ def why_taken(number: int, port: int) -> str:
             f"kill {holder}, or give another --port"
         )
     return (
-        f"port {number}, for {what}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
+        f"port {number}, for {purpose}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
         "end it, or give another --port"
     )
 
 
 def listener(port: int) -> int | None:
-    """The process that listens at a port, as far as this user may see it (Linux)."""
+    """Number of the process that listens at a port, as far as visible to this user (Linux)."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -308,7 +307,7 @@ def listener(port: int) -> int | None:
 def start_child(
     role: str, number: int, environment: dict[str, str], output: int | None, arguments: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT MANIFEST...`, in a session of its own."""
+    """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT MANIFEST...`, in a new session."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -327,7 +326,7 @@ def start_child(
 
 
 def check_children(children: list[subprocess.Popen[bytes]]) -> None:
-    """Raise NoServerError if one of them has ended."""
+    """Raise NoServerError if a child has ended."""
     for child in children:
         if child.poll() is not None:
             raise NoServerError(
@@ -337,7 +336,7 @@ def check_children(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
-    """Wait until the server takes requests; False if this process is asked to stop first."""
+    """Wait until the server answers; False if this process is stopped first."""
     deadline = time.monotonic() + SERVER_START_SECONDS
     while not is_ready(api):
         check_children(children)
@@ -349,7 +348,7 @@ def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping:
 
 
 def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> None:
-    """What the children of `up` do, until they or their parent end, which may have ended already."""
+    """Run a child of `up` until it or its parent, which may have ended already, ends."""
     end_with_parent(signal.SIGTERM, parent)
     if role == "deployments":
         serve_deployments(number, manifests)

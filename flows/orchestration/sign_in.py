@@ -1,7 +1,7 @@
-"""The link that `gristmill up` prints: it signs a browser in to Prefect's pages and shows the deployments.
+"""Sign-in link of `gristmill up`, which signs a browser in to Prefect's pages and opens the deployments.
 
-Prefect's pages keep the password in the browser's storage, under their own origin. So the page that puts it there has
-to come from Prefect's server: it lies among the files of its pages, whose folder is a setting of Prefect's.
+Prefect's pages store the password in the browser's storage under their own origin. So the page that stores it must come
+from Prefect's server: it is added to the folder of the server's pages, which is a setting of Prefect.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gristmill.flows.orchestration.server_settings import SERVER_VARIABLE, passw
 
 PAGES_VARIABLE = "PREFECT_UI_STATIC_DIRECTORY"
 PAGES = "v2"
-"""The version of Prefect's pages that its server shows where a browser has no other preference (3.8)."""
+"""Version of Prefect's pages that its server shows by default (3.8)."""
 FILE = "gristmill.html"
 KEY = "prefect-password"
-"""Where Prefect's pages keep `USER:PASSWORD` in base64 (ui-v2, `login`)."""
+"""Key of the browser's storage for `USER:PASSWORD` in base64 (ui-v2, `login`)."""
 PAGE = f"""<!doctype html>
 <meta charset="utf-8">
 <title>gristmill</title>
@@ -32,34 +32,34 @@ location.replace("deployments");
 
 
 def pages_folder() -> Path:
-    """The folder into which the server copies Prefect's pages: the environment's, or one of this user."""
+    """Folder of the server's copy of Prefect's pages: the environment's, or one of this user."""
     return Path(os.environ.get(PAGES_VARIABLE) or prefect_folder() / "gristmill-pages").expanduser()
 
 
 def add_sign_in_page() -> None:
-    """Put the page among those of the server, which has copied them when it answers."""
+    """Add the sign-in page to the server's pages, which exist once it answers."""
     folder = pages_folder() / PAGES
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(PAGE, encoding="utf-8")
 
 
 def pages_of(api: str) -> str:
-    """The address of the pages of a server."""
+    """URL of a server's pages."""
     return f"{api.removesuffix('/api')}/{PAGES}"
 
 
 def deployments_page(api: str) -> str:
-    """The address of the page with the deployments."""
+    """URL of the page with the deployments."""
     return f"{pages_of(api)}/deployments"
 
 
 def sign_in_link(port: int, password: str) -> str:
-    """The address that signs in: what follows `#` is seen by the browser alone, and sent to no server."""
+    """URL that signs in: the fragment after `#` stays in the browser, and is not sent to any server."""
     return f"http://127.0.0.1:{port}/{PAGES}/{FILE}#{base64.b64encode(password.encode()).decode()}"
 
 
 def how_to_open(port: int, password: str) -> list[str]:
-    """Lines that say how to reach the server's pages; the password only where a person reads, not in a log."""
+    """Lines on how to open the server's pages; the password is only shown on a terminal, not in a log."""
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} {_user()}@{socket.gethostname()}"
     if sys.stdout.isatty():
         first = [f"Prefect: {sign_in_link(port, password)}"]

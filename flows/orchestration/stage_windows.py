@@ -1,4 +1,4 @@
-"""Log lines, progress and cards of a stage that Prefect shows while it runs. `reporting.py` sends them."""
+"""Log lines, progress and cards of running stages for Prefect. `reporting.py` sends them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from gristmill.flows.store.store import StageFolder
 PROGRESS_SECONDS = 2.0
 PROGRESS_LINE_SECONDS = 10.0
 CARD_SECONDS = 30.0
-"""Between two drawings of a training's curve: one takes a tenth of a second of CPU."""
+"""Interval of drawing a training's curve, which takes a tenth of a second of CPU."""
 LINE_CHARS = 2000
 
 
 def artifact_key(name: str) -> str:
-    """A name as Prefect takes it for the key of an artifact: small letters, digits and dashes."""
+    """Key of an artifact for a name: lower-case letters, digits and dashes."""
     return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name.lower())
 
 
 @dataclass
 class StageWindow:
-    """What is shown of one stage while it runs."""
+    """Display state of a running stage."""
 
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    """Of the task that makes the stage."""
+    """Context of the stage's task."""
     pace: Pace | None = None
     budget: LineBudget = field(default_factory=LineBudget)
     losses: list[tuple[float, float]] = field(default_factory=list)
     resumed: StageFolder | None = None
-    """Has the losses of the attempts before, which come first; they are read when a card is drawn."""
+    """Folder with the losses of earlier attempts, which are read when a card is drawn."""
     artifact_sent: float = 0.0
     line_sent: float = 0.0
     card_sent: float = 0.0
 
     def curve(self) -> list[tuple[float, float]]:
-        """The loss by step, of all attempts."""
+        """Loss by step, of all attempts."""
         if self.resumed is not None:
             self.losses[:0] = losses_before(self.resumed, self.losses[0][0])
             self.resumed = None
@@ -53,7 +53,7 @@ class StageWindow:
 
 
 def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]:
-    """What an unfinished training has logged of its loss before a step."""
+    """Losses logged by an unfinished training before a step."""
     file = folder.work / "metrics.jsonl"
     if not file.exists():
         return []
@@ -62,7 +62,7 @@ def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]
 
 
 class WindowObserver(ABC):
-    """Shows stages, and passes everything on to the caller's display."""
+    """Shows stages, and forwards all calls to the caller's display."""
 
     def __init__(self, inner: Observer | None = None) -> None:
         self._inner = inner
@@ -70,19 +70,19 @@ class WindowObserver(ABC):
 
     @abstractmethod
     def show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
-        """A line of a stage's log."""
+        """Show a line of a stage's log."""
 
     @abstractmethod
     def show_progress(self, stage: str, percent: float, description: str) -> None:
-        """How far a stage is."""
+        """Show the progress of a stage."""
 
     @abstractmethod
     def show_curve(self, stage: str, described: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
-        """How far a training is, with its loss by step."""
+        """Show the progress of a training, with its loss by step."""
 
     @abstractmethod
     def show_outcome(self, outcome: Outcome) -> None:
-        """What a stage has made."""
+        """Show the output of a stage."""
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
@@ -115,7 +115,7 @@ class WindowObserver(ABC):
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_finished(node, outcome)
-        # One that was committed has never been started; what is shown now is of the task that says so.
+        # A cached stage was never started; the display belongs to the task that reports it.
         self._window(node.name).context = contextvars.copy_context()
         self._say_held_back(node.name)
         note = f" ({outcome.note})" if outcome.note else ""
@@ -133,7 +133,7 @@ class WindowObserver(ABC):
         return self._windows.setdefault(stage, StageWindow())
 
     def _show_own_line(self, stage: str, line: str) -> None:
-        """A line that the stage printed, unless there are too many."""
+        """Show a line printed by the stage, unless the rate limit is reached."""
         if line.strip() and self._window(stage).budget.allows(time.monotonic()):
             self._say_held_back(stage)
             self.show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
@@ -147,7 +147,7 @@ class WindowObserver(ABC):
         window, now = self._window(stage), time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
-        # A job that is called like its stage would be named twice.
+        # A job named like its stage would be named twice.
         described = window.pace.describe(event, now).removeprefix(f"{stage}: ")
         finished = event["done"] >= event["total"]
         if "loss" in event:

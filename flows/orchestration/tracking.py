@@ -1,7 +1,7 @@
-"""Which Prefect a run is shown in. Prefect is the window, never the source of truth: the store decides everything.
+"""Choice of the Prefect server that shows a run. Prefect is a display; the store is the source of truth.
 
-In this order: the server that PREFECT_API_URL names; one on this machine's usual port; the one that the active Prefect
-profile names; otherwise in the store alone.
+In order of preference: the server in PREFECT_API_URL; a local one on the default port; the active Prefect profile's;
+otherwise only the store.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ DEFAULT_SETTINGS = {
 
 
 def apply_default_settings(quiet_console: bool) -> None:
-    """Set what gristmill needs of Prefect, unless the user has set it. Must run before Prefect is imported.
+    """Set gristmill's defaults for Prefect, unless the user has set them. Must run before Prefect is imported.
 
     Args:
-        quiet_console: whether Prefect's own lines stay off the terminal (they still reach its server).
+        quiet_console: True to keep Prefect's lines off the terminal (they still reach its server).
     """
     for name, value in DEFAULT_SETTINGS.items():
         os.environ.setdefault(name, value)
     if quiet_console:
-        # Logging below this level goes to Prefect's server but not to this terminal, which has its own display.
+        # Records below this level go to Prefect's server but not to this terminal, which has its own display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-        # These lines go to the terminal alone, such as each event that a server which is away for a while misses.
+        # These records only go to the terminal, such as each event lost while a server is unreachable.
         os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 
 def find_api() -> str | None:
-    """The address of the server to use: the environment's, a local one that answers, the profile's.
+    """Address of the server to use: the environment's, a local one that answers, the profile's.
 
-    Tells Prefect of it where it would not find it itself.
+    Sets it for Prefect if Prefect would not find it.
     """
     if os.environ.get("PREFECT_API_URL"):
         return os.environ["PREFECT_API_URL"]
@@ -63,7 +63,7 @@ def find_api() -> str | None:
 
 
 def answers(api: str) -> bool:
-    """Whether a Prefect server answers at this address."""
+    """True if a Prefect server answers at this address."""
     try:
         with urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=PROBE_SECONDS) as reply:
             return json.load(reply) is True
@@ -72,7 +72,7 @@ def answers(api: str) -> bool:
 
 
 def is_ready(api: str) -> bool:
-    """Whether a Prefect server that has been started can use its database, too."""
+    """True if a running Prefect server can also use its database."""
     try:
         with urllib.request.urlopen(f"{api.rstrip('/')}/ready", timeout=PROBE_SECONDS) as reply:
             return bool(reply.status == HTTPStatus.OK)
@@ -81,7 +81,7 @@ def is_ready(api: str) -> bool:
 
 
 def choose_tracking() -> tuple[bool, str]:
-    """Decide whether a Prefect server shows the run, and word it for the terminal."""
+    """Decide whether a Prefect server shows the run, with a sentence for the terminal."""
     api = find_api()
     if api is None:
         return False, "No Prefect server runs; the run is recorded in the store (start a server: gristmill up)"
@@ -93,5 +93,5 @@ def choose_tracking() -> tuple[bool, str]:
                 f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
                 f"store); set {CLIENT_VARIABLE}=USER:PASSWORD"
             )
-    # Retrying an unreachable server for minutes would hold up the run for the sake of its picture.
+    # Retrying an unreachable server would delay the run for minutes only for its display.
     return False, f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"
