@@ -219,7 +219,7 @@ def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float
 
 @torch.no_grad()
 def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss per token (n, t) float32 and if the target was the likeliest id (n, t) bool, chunk by chunk.
+    """Loss per token (n, t) float32, and a bool mask (n, t) of targets that are the likeliest id. Chunk by chunk.
 
     Both are zero where the target is IGNORED. Arguments as for `weighted_nll`.
 
