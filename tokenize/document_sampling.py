@@ -1,9 +1,9 @@
-"""Which documents chance chooses, and in which order: a draw is a hash of a key and the document's id, of nothing else.
+"""Random selection and order of documents: a draw is a hash of a key and the document's id alone.
 
-Draws are spread evenly over their range, as hashes are, so they are sorted by their leading bits and then by insertion.
-A bucket holds two keys on average, so that the time is linear in their number (Knuth, The Art of Computer Programming,
-volume 3, section 5.2.1, "multiple list insertion"; Cormen et al., section 8.4, bucket sort). A sort by comparison takes
-three times as long for some hundred thousand keys.
+Draws are uniform, so they are sorted by their leading bits and then by insertion. A bucket holds two keys on average,
+so the time is linear in the number of keys (Knuth, The Art of Computer Programming, volume 3, section 5.2.1, "multiple
+list insertion"; Cormen et al., section 8.4, bucket sort). A comparison sort takes three times as long for several
+hundred thousand keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gristmill.dataprep.text.kernels import kernel
 
 
 def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Document ids as numbers: uint64 of shape (n, 2), whose order is the order of the bytes."""
+    """Document ids as numbers: uint64 of shape (n, 2), in the same order as the bytes."""
     column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     raw = np.frombuffer(column.buffers()[1], dtype=np.uint8) if len(column) else np.empty(0, dtype=np.uint8)
     start = column.offset * ID_BYTES
@@ -26,7 +26,7 @@ def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 
 def word_ids(words: np.ndarray) -> pa.Array:
-    """The inverse of `id_words`."""
+    """Document ids from `id_words`."""
     raw = pa.py_buffer(np.ascontiguousarray(words.astype(">u8")))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(ID_BYTES), len(words), [None, raw])
 
@@ -51,17 +51,17 @@ def draw_each(words: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
 
 
 def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
-    """The documents' numbers (int64) in the order of their draws; equal draws in the order of the ids."""
+    """Document numbers (int64) in the order of their draws; ids break ties."""
     return ordered_by(draw(words, key), words[:, 0], words[:, 1])
 
 
 def ordered_by(first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-    """The order (int64) by several columns of one length, the first counting most; equal rows as they come.
+    """Stable lexicographic order (int64) by columns of equal length.
 
-    The first column is a hash, which alone decides nearly always: only where it is equal the others are compared.
+    The first column is a hash and nearly always decides: the other columns are compared only for its ties.
 
     Args:
-        rows: int64, the rows of `others` that are meant; all if None.
+        rows: int64, rows of `others` to compare; None for all.
     """
     order, ordered = order_of_spread(first)
     equal = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -74,24 +74,24 @@ def ordered_by(first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None =
 
 
 def drawn_below(words: np.ndarray, key: int, share: float) -> np.ndarray:
-    """Which documents (bool) draw below a share of the range; `share` in [0, 1)."""
+    """Mask (bool) of the documents whose draw is below a share of the range; `share` in [0, 1)."""
     return draw(words, key) < np.uint64(int(share * 2**64))
 
 
 LARGEST_BUCKET = 64
-"""Insertion is quadratic: keys of which more begin alike are not spread, and numpy sorts them."""
+"""Insertion sort is quadratic: numpy sorts keys with larger buckets."""
 MOST_BITS = 22
-"""32 MB of counters; beyond some ten million keys the buckets grow."""
+"""32 MB of counters; buckets grow beyond some ten million keys."""
 
 
 def order_of_spread(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order of keys, equal ones as they come.
+    """Stable order of keys.
 
     Args:
-        keys: uint64 of shape (n,); any are sorted rightly, those that are spread over 64 bits fast.
+        keys: uint64 of shape (n,); any are sorted correctly, those spread over 64 bits fast.
 
     Returns:
-        the order (int64, shape (n,)) and the keys in it.
+        the order (int64, shape (n,)) and the sorted keys.
     """
     bits = min(max(1, len(keys).bit_length() - 2), MOST_BITS)
     order, ordered = np.empty(len(keys), dtype=np.int64), np.empty(len(keys), dtype=np.uint64)
@@ -110,7 +110,7 @@ def order_below(numbers: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
 
 @kernel
 def sort_buckets(keys: np.ndarray, bits: int, largest: int, order: np.ndarray, ordered: np.ndarray) -> bool:
-    """Sort keys by their first `bits` bits and then by insertion, unless more than `largest` of them share these bits.
+    """Sort keys by their leading bits, then by insertion, unless a bucket is too large.
 
     Args:
         keys: uint64 of shape (n,).
@@ -120,20 +120,20 @@ def sort_buckets(keys: np.ndarray, bits: int, largest: int, order: np.ndarray, o
         ordered: uint64 of shape (n,), filled.
 
     Returns:
-        whether that was done.
+        whether the keys were sorted.
     """
-    rest = np.uint64(64 - bits)
+    shift = np.uint64(64 - bits)
     places = np.zeros((1 << bits) + 1, dtype=np.int64)
     for key in keys:
-        places[(key >> rest) + np.uint64(1)] += 1
+        places[(key >> shift) + np.uint64(1)] += 1
     for bucket in range(len(places) - 1):
         if places[bucket + 1] > largest:
             return False
         places[bucket + 1] += places[bucket]
     for number in range(len(keys)):
         key = keys[number]
-        place = places[key >> rest]
-        places[key >> rest] += 1
+        place = places[key >> shift]
+        places[key >> shift] += 1
         order[place], ordered[place] = number, key
     for at in range(1, len(keys)):
         key, number, place = ordered[at], order[at], at

@@ -1,4 +1,4 @@
-"""What is known of the documents behind some rows: source, address, quality and cluster, each read where it lies."""
+"""Origins of the documents in some rows: source, address, quality and cluster."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from gristmill.tokenize.packed import PackedSet
 CLUSTER_COLUMNS = ("cluster", "cluster_size")
 LANGUAGE = "language"
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
-"""What of a document's description stands in a loss-spike report: where it is from, and how it was judged."""
+"""Fields of a document's description in a loss-spike report: its origin and measurements."""
 
 
 def known_of(packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What is `KNOWN` of documents, by their hexadecimal ids; see `describe_documents`."""
-    described = describe_documents(packed, inputs, {bytes.fromhex(one) for one in ids})
+    """`KNOWN` fields of documents, by hexadecimal id; see `describe_documents`."""
+    described = describe_documents(packed, inputs, {bytes.fromhex(digits) for digits in ids})
     return {key.hex(): {name: value[name] for name in KNOWN if name in value} for key, value in described.items()}
 
 
 def describe_documents(
     packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[bytes]
 ) -> dict[bytes, dict[str, Any]]:
-    """Where documents are from and how they were judged.
+    """Describe the origin and measurements of documents.
 
-    Reads the row groups of the shards that hold them, not the shards.
+    Reads only the row groups that hold them.
 
     Args:
-        packed: the set whose ledger knows where each one is.
+        packed: the set whose ledger locates them.
         inputs: `ingest` and the steps that ran; `import_tokens`.
         ids: of tokenised documents.
 
     Returns:
-        id -> `id` (hexadecimal), `source`, `locator`, `url` (where it has one), `quality` (measured name -> value),
+        id -> `id` (hexadecimal), `source`, `locator`, `url` (if it has one), `quality` (measured name -> value),
         `language`, `cluster` and `cluster_size`.
 
     Raises:
-        MisalignedError: a shard holds another document where the ledger points.
+        MisalignedError: a shard holds another document at the ledger's location.
     """
     ledger = packed.ledger(list(ids))
     shards = np.array(ledger["shard"].to_pylist(), dtype=np.int64)
     documents = corpus_shards(inputs)
-    found: dict[bytes, dict[str, Any]] = {}
+    descriptions: dict[bytes, dict[str, Any]] = {}
     for shard in np.unique(shards).tolist():
         entries = ledger.take(integers(np.flatnonzero(shards == shard))).to_pylist()
         corpus, name = documents[shard]
@@ -62,8 +62,8 @@ def describe_documents(
                     f"{corpus[INGEST] / name}: row {entry['row']} is document {description['id']}, but the "
                     f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again"
                 )
-            found[entry["id"]] = description
-    return found
+            descriptions[entry["id"]] = description
+    return descriptions
 
 
 def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -75,13 +75,13 @@ def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int])
     for step in annotation_stages(inputs):
         names = set(column_names(inputs[step] / shard))
         if names & SCORES.keys():
-            for one, values in zip(described, _measured(inputs[step] / shard, rows), strict=True):
-                one["quality"] = values
+            for description, values in zip(described, _measured(inputs[step] / shard, rows), strict=True):
+                description["quality"] = values
         if names & {LANGUAGE, *CLUSTER_COLUMNS}:
-            for one, values in zip(
+            for description, values in zip(
                 described, _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)), strict=True
             ):
-                one.update(values)
+                description.update(values)
     return described
 
 

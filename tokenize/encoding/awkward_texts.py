@@ -1,8 +1,8 @@
-"""Texts as the array of awkward that gigatoken takes, and what it asks of it answered at once.
+"""Texts as an awkward array for gigatoken, with shortcuts for its calls.
 
-gigatoken calls `without_parameters`, `flatten`, `num` and `to_numpy`, each of which goes through all layers of awkward:
-a fifth of a millisecond for each call of gigatoken, which takes one for a megabyte. A class of arrays may answer such
-calls by itself, as those of other libraries do (`__awkward_function__`), and is that of an array by its behavior.
+gigatoken calls `without_parameters`, `flatten`, `num` and `to_numpy`, each of which passes through all layers of
+awkward: a fifth of a millisecond per call of gigatoken, which takes one millisecond per megabyte. An array class may
+override such calls (`__awkward_function__`), and an array selects its class by its behavior.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "texts"
 
 
 class _Answer:
-    """What is no array of awkward, and becomes one of NumPy."""
+    """Result of a shortcut that converts to a NumPy array."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values
@@ -48,7 +48,7 @@ class Texts(ak.Array):
 
 
 def as_awkward(data: np.ndarray, offsets: np.ndarray) -> Texts:
-    """What `text_buffers.text_buffers` gives, as an array."""
+    """Array of the texts from `text_buffers.text_buffers`."""
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets), ak.contents.NumpyArray(data), parameters={"__list__": NAME}
     )

@@ -1,8 +1,8 @@
-"""Encoding columns of documents with gigatoken, which gives the ids of the `tokenizers` library a hundred times faster.
+"""Encoder of document columns with gigatoken: the ids of the `tokenizers` library, a hundred times faster.
 
-It keeps what every pre-token became, and splits text with hand-written kernels where the library runs a regular
-expression. What it is told of a tokenizer is in `known_tokenizers.py`; a tokenizer that it does not encode exactly as
-the library is left to the library altogether, and so are documents with a character that only gigatoken knows.
+gigatoken caches the ids of every pre-token, and splits text with hand-written kernels where the library runs a regular
+expression. `known_tokenizers.py` defines its settings; tokenizers that it does not encode exactly as the library does
+are encoded by the library, as are documents with a character that only gigatoken knows.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ PROBES = (
     "a\U0001e4d0b \U000323af1 a\U0002ebf0b a\U000105c01 a\u1c89b\ua7cbc",
     "ab\ufffdc\ue000d\uffff",
 )
-"""Texts on which a tokenizer must agree with the library before it is used."""
+"""Texts on which gigatoken must agree with the library before it is used."""
 SPELT_TOKENS = 100
-"""Of so many special tokens, and so many other added ones, the spelling is a probe too."""
+"""Number of special tokens, and of other added ones, whose spelling is a probe too."""
 CACHE_BYTES = 256 << 20
-"""gigatoken 0.10 keeps every pre-token that it has seen: when the process has grown by so much, it starts anew."""
+"""Growth of the process after which the cache is cleared: gigatoken 0.10 keeps every pre-token."""
 UNICODE_17 = """
 88F C5C CDC 1ACF-1ADD 1AE0-1AEB 20C1 2B96 A7CE-A7CF A7D2 A7D4 A7F1 FBC3-FBD2 FD90-FD91 FDC8-FDCE 10940-10959
 10EC5-10EC7 10ED0-10ED8 10EFA-10EFB 11B60-11B67 11DB0-11DDB 11DE0-11DE9 16EA0-16EB8 16EBB-16ED3 16FF2-16FF6 187F8-187FF
 18D09-18D1E 18D80-18DF2 1CCFA-1CCFC 1CEBA-1CED0 1CEE0-1CEF0 1E6C0-1E6DE 1E6E0-1E6F5 1E6FE-1E6FF 1F6D8 1F777-1F77A
 1F8D0-1F8D8 1FA54-1FA57 1FA8A 1FA8E 1FAC8 1FACD 1FAEA 1FAEF 1FBFA 2B73A-2B73F 2CEA2-2CEAD 323B0-33479
 """
-"""The 4,803 characters that Unicode 17 added. gigatoken 0.10 knows their classes (letters, marks, numbers, symbols) and
-the regular expressions of `tokenizers` do not: the two split text that has one of them in different places."""
+"""The 4,803 characters that Unicode 17 added. gigatoken 0.10 knows their classes (letters, marks, numbers, symbols)
+and the regular expressions of `tokenizers` do not, so the two split text with them at different places.
+"""
 
 
 NONCHARACTERS = "FFFE-FFFF"
-"""Those of `known_tokenizers.NEVER_TEXT`."""
+"""Code points of `known_tokenizers.NEVER_TEXT`."""
 NFC_SINCE_UNICODE_9 = """
 7FD 897-89F 8CA-8D3 9FE C3C D3B-D3C EBA 1715 1ABF-1ADD 1AE0-1AEB 1DF6-1DFA A82C 105D2 105DA 10D24-10D27 10D69-10D6D
 10EAB-10EAC 10EFA-10EFB 10EFD-10EFF 10F46-10F50 10F82-10F85 11070 1133B 11382 11384 1138B 11390 113B8 113BB 113C2 113C5
@@ -70,17 +71,16 @@ NFC_SINCE_UNICODE_9 = """
 11F41-11F42 1611E-16129 1612F 16D63 16D67-16D69 16FF0-16FF1 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF
 1E6E3 1E6E6 1E6EE-1E6EF 1E6F5
 """
-"""What NFC moves or composes, and the NFC of `tokenizers` leaves alone: that is Unicode 9's."""
+"""Characters that NFC reorders or composes, unlike the NFC of `tokenizers`, which is that of Unicode 9."""
 
 
 class FastEncoder:
-    """Encodes batches of documents on the thread that calls it; not to be shared by threads.
+    """Encoder of document batches on the calling thread; not thread-safe.
 
     Attributes:
-        known: what gigatoken is told of the tokenizer. With it another thread makes an encoder of its own, of which
-            nobody need check again that the ids are the library's (`for_tokenizer`).
-        unlike: the characters that make a document the library's to encode; none where classes of characters do not
-            matter.
+        known: gigatoken's settings for the tokenizer. Other threads create their encoders from it without repeating the
+            comparison with the library (`for_tokenizer`).
+        unlike: characters whose documents are encoded by the library; empty if character classes do not matter.
     """
 
     def __init__(self, tokenizer: Tokenizer, known: Known) -> None:
@@ -89,26 +89,26 @@ class FastEncoder:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all pre-tokens."""
+        """Clear the cache of pre-tokens."""
         import gigatoken
 
-        self._gigatoken: Any = None  # the old one's memory is free before there is a new one
+        self._gigatoken: Any = None  # frees the old memory before allocating anew
         self._gigatoken = gigatoken.Tokenizer.from_json(self.known.json)
         self._least_bytes = resident_bytes()
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> FastEncoder:
-        """An encoder that gives the ids of `tokenizer.encode_batch(..., add_special_tokens=False)`.
+        """Create an encoder with the ids of `tokenizer.encode_batch(..., add_special_tokens=False)`.
 
         The tokenizer must treat special tokens as text (`encode_special_tokens`).
 
         Raises:
-            NotKnownError: only the library can encode with it; the message says why.
+            NotKnownError: only the library can encode with it; the message is the reason.
         """
         known = read_known(tokenizer)
         try:
             encoder = cls(tokenizer, known)
-        except BaseException as error:  # gigatoken raises what its parts raise, for whatever it does not know
+        except BaseException as error:  # gigatoken raises arbitrary errors for unknown settings
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise NotKnownError(f"gigatoken does not know it: {' '.join(str(error).split())}") from error
@@ -123,7 +123,7 @@ class FastEncoder:
         """Encode n documents.
 
         Returns:
-            ids: uint32, of all documents one after the other; lengths: int64 of shape (n,), ids of each.
+            ids: uint32, of all documents back to back; lengths: int64 of shape (n,), ids per document.
 
         Raises:
             pa.ArrowInvalid: a text is not UTF-8.
@@ -133,10 +133,10 @@ class FastEncoder:
     def encode_buffers(
         self, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same of what `text_buffers.text_buffers` gives, or a part of the offsets.
+        """Encode documents from `text_buffers.text_buffers`, or a part of the offsets.
 
         Args:
-            theirs: bool of shape (n,), which texts have a character of `unlike`, where that is known.
+            theirs: bool of shape (n,), texts with a character of `unlike`; computed if None.
         """
         if offsets[-1] == offsets[0]:
             return np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
@@ -144,23 +144,23 @@ class FastEncoder:
             theirs = np.zeros(len(offsets) - 1, bool)
             if self.known.byte_level:
                 find_listed(data, offsets, self.unlike, theirs)
-        left = np.flatnonzero(theirs)
+        library_rows = np.flatnonzero(theirs)
         try:
             ids, lengths = self._encode(data, offsets)
         except BaseException as error:
             if not _is_panic(error):
                 raise
             ids, lengths = np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
-            left = np.arange(len(offsets) - 1)
+            library_rows = np.arange(len(offsets) - 1)
         finally:
             self._bound_memory()
-        return self._corrected(data, offsets, ids, lengths, left) if len(left) else (ids, lengths)
+        return self._corrected(data, offsets, ids, lengths, library_rows) if len(library_rows) else (ids, lengths)
 
     def encode_with_library(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The same by `tokenizers`."""
-        found = [one.ids for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        lengths = np.array([*map(len, found)], np.int64)
-        return np.fromiter(chain.from_iterable(found), np.uint32, lengths.sum()), lengths
+        """Encode documents with `tokenizers`; see `encode`."""
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        lengths = np.array([*map(len, ids)], np.int64)
+        return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         from gristmill.tokenize.encoding.awkward_texts import as_awkward
@@ -181,17 +181,17 @@ class FastEncoder:
     def _corrected(
         self, data: np.ndarray, offsets: np.ndarray, ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The ids with those of some texts by the library."""
-        own, own_lengths = self.encode_with_library(texts_of(data, offsets, rows))
+        """Ids with those of some texts replaced by the library's."""
+        library_ids, library_lengths = self.encode_with_library(texts_of(data, offsets, rows))
         ends = np.cumsum(lengths)[rows]
         pieces = np.split(ids, np.stack([ends - lengths[rows], ends], 1).ravel())
-        pieces[1::2] = np.split(own, np.cumsum(own_lengths)[:-1])
-        lengths[rows] = own_lengths
+        pieces[1::2] = np.split(library_ids, np.cumsum(library_lengths)[:-1])
+        lengths[rows] = library_lengths
         return np.concatenate(pieces), lengths
 
 
 def texts_of(data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None) -> list[str]:
-    """The texts of some rows, or of all, of what `text_buffers.text_buffers` gives."""
+    """Texts of some rows, or of all, from `text_buffers.text_buffers`."""
     begins, ends = (offsets[:-1], offsets[1:]) if rows is None else (offsets[:-1][rows], offsets[1:][rows])
     return [data[begin:end].tobytes().decode() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
@@ -199,7 +199,7 @@ def texts_of(data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = No
 def replace_stand_ins(
     ids: np.ndarray, lengths: np.ndarray, first: int, stand_ins: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and lengths of documents where each id from `first` on is replaced by several."""
+    """Replace each id from `first` on by its sequence of ids; returns ids and lengths of documents."""
     places = np.flatnonzero(ids >= first)
     if not len(places):
         return ids, lengths
@@ -213,12 +213,12 @@ def replace_stand_ins(
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether Rust code has found itself in a state that it does not expect: no Exception, lest one passes over it."""
+    """Whether an error is a Rust panic, which is not an Exception."""
     return type(error).__name__ == "PanicException"
 
 
 def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Texts that spell some special tokens, and some other added ones, alone and in the middle of text."""
+    """Texts that spell some special and other added tokens, alone and within text."""
     added = tokenizer.get_added_tokens_decoder().values()
     some = [
         token.content
@@ -230,6 +230,6 @@ def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
 
 @lru_cache
 def unlike(nfc: bool) -> Listed:
-    """The characters with which a text is not gigatoken's to encode; `nfc`: where text is normalized."""
+    """Characters whose texts the library encodes; `nfc`: text is normalized."""
     every = ranges(NONCHARACTERS + UNICODE_17 + (NFC_SINCE_UNICODE_9 if nfc else ""))
     return listed(np.concatenate([np.arange(first, last + 1) for first, last in every]))

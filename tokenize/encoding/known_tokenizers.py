@@ -1,9 +1,8 @@
-"""Which tokenizers gigatoken encodes exactly as `tokenizers` does, and what it is told of them.
+"""Tokenizers that gigatoken encodes exactly as `tokenizers` does, and gigatoken's settings for them.
 
-gigatoken reads the same tokenizer.json, but not all that it says: settings that it does not know of are ignored, and
-its ids are then others than the library's. So what it is given is written here, of settings that were compared one by
-one; a tokenizer with any other is left to the library. Special tokens are left out: what a text says is text, also
-where it spells one of them.
+gigatoken reads the same tokenizer.json but ignores settings that it does not know, and its ids then differ from the
+library's. This module writes its input from settings that were compared one by one; a tokenizer with any other setting
+is left to the library. Special tokens are left out: text that spells one is encoded as text.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
 
 
 NEVER_TEXT = "\uffff\ufffe"
-"""Two noncharacters (Unicode, section 23.7). gigatoken looks for added tokens in a whole document before it splits it,
-which brings the document into the processor's cache: with one to look for it takes a twentieth less time."""
+"""Two noncharacters (Unicode, section 23.7). gigatoken searches for added tokens in a whole document before splitting
+it, which loads the document into the cache: with a token to search for, encoding takes a twentieth less time.
+"""
 
 
 class NotKnownError(ValueError):
@@ -32,15 +32,14 @@ class NotKnownError(ValueError):
 
 @dataclass(frozen=True)
 class Known:
-    """A tokenizer as gigatoken is told of it.
+    """Settings of a tokenizer for gigatoken.
 
     Attributes:
         json: a tokenizer.json.
-        byte_level: whether it has classes of characters (a byte-level BPE), or only words between blanks.
+        byte_level: whether it has character classes (a byte-level BPE), or only words between blanks.
         nfc: whether text is normalized.
         first_stand_in: id of the first of `stand_ins`; above all ids of the tokenizer.
-        stand_ins: what characters become that are cut out of the text, where that is several ids: gigatoken has one
-            id that stands for them.
+        stand_ins: ids of isolated characters that become several ids: gigatoken has a single id in place of each.
     """
 
     json: str
@@ -51,10 +50,10 @@ class Known:
 
 
 def read_known(tokenizer: Tokenizer) -> Known:
-    """What gigatoken is to be told of a tokenizer.
+    """Derive gigatoken's settings from a tokenizer.
 
     Raises:
-        NotKnownError: only the library can encode with it; the message says why.
+        NotKnownError: only the library can encode with it; the message is the reason.
     """
     described = json.loads(tokenizer.to_str())
     model, normalizers = described["model"], _steps(described.get("normalizer"), "normalizers")
@@ -76,7 +75,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
         added = [*added, *cut]
     if byte_level:
         added = [*added, {"id": first + len(stand_ins), "content": NEVER_TEXT, "special": False, "normalized": False}]
-        stand_ins = [*stand_ins, [0]] if stand_ins else []  # a document that has it is left to the library anyway
+        stand_ins = [*stand_ins, [0]] if stand_ins else []  # the library encodes its documents anyway
     known = {
         "added_tokens": added,
         "normalizer": described.get("normalizer"),
@@ -93,7 +92,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
 
 
 def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer as the list of its steps."""
+    """Steps of a normalizer or pre-tokenizer."""
     if described is None:
         return []
     if described["type"] != "Sequence":
@@ -116,11 +115,11 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
-"""The others never occur in UTF-8 (RFC 3629, section 3), and some vocabularies lack them."""
+"""Bytes that occur in UTF-8 (RFC 3629, section 3); some vocabularies lack the others."""
 
 
 def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """The tokens that are spelt in bytes; text never becomes another one, but gigatoken would find it.
+    """Tokens spelt in bytes; text never becomes any other token, but gigatoken would match it.
 
     Raises:
         NotKnownError: a byte has no token.
@@ -144,14 +143,14 @@ def _check_byte_fallback(model: Mapping[str, Any]) -> None:
 
 
 def _merges(listed: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """The merges in the order of their ranks, each once.
+    """Merges in rank order, without duplicates.
 
-    A merge that is listed twice has the later rank in the library, and the first one in gigatoken. Where two merges
-    make the same token, gigatoken must be kept from taking the id of what they make for their rank: a repetition of
-    the first merge at the end, which it ignores otherwise, does that.
+    A duplicate merge has its later rank in the library and its first in gigatoken. If two merges produce the same
+    token, gigatoken must not use the token's id as the rank: repeating the first merge at the end, which is otherwise
+    ignored, prevents that.
     """
-    given = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in listed]
-    pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(given)))[::-1]
+    listed_pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in listed]
+    pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(listed_pairs)))[::-1]
     pairs = [
         pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
     ]
@@ -160,13 +159,13 @@ def _merges(listed: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[
 
 
 def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any]]:
-    """The added tokens that text can become: all but the special ones.
+    """Added tokens that text can become: all but the special ones.
 
     Raises:
-        NotKnownError: gigatoken would find them elsewhere than the library.
+        NotKnownError: gigatoken would match them at other places than the library.
     """
-    every = described.get("added_tokens") or []
-    plain = [token for token in every if not token["special"]]
+    all_tokens = described.get("added_tokens") or []
+    plain = [token for token in all_tokens if not token["special"]]
     for token in plain:
         for key in ("single_word", "lstrip", "rstrip"):
             if token.get(key):
@@ -177,28 +176,28 @@ def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any
         any(token.get("normalized") for token in plain) and described.get("normalizer") and not nfc
     ):
         raise NotKnownError("its added tokens are looked for in normalized text")
-    if found := _hidden(
-        [token["content"] for token in every if token["special"]], {token["content"] for token in plain}
+    if hidden_pair := _hidden(
+        [token["content"] for token in all_tokens if token["special"]], {token["content"] for token in plain}
     ):
-        raise NotKnownError("its added token {1!r} may be a part of the special token {0!r}".format(*found))
+        raise NotKnownError("its added token {1!r} may be a part of the special token {0!r}".format(*hidden_pair))
     return [{"id": token["id"], "content": token["content"], "special": False, "normalized": False} for token in plain]
 
 
 MADE_BY_NFC = frozenset("K;`")
-"""ASCII that NFC makes of other characters: the Kelvin sign, the Greek question mark, varia (UnicodeData.txt)."""
+"""ASCII that NFC produces from other characters: the Kelvin sign, the Greek question mark, varia (UnicodeData.txt)."""
 COMPOSING = frozenset("<=>" + string.ascii_letters)
-"""ASCII that NFC makes something else of together with a mark behind it: a letter, and those that a slash negates."""
+"""ASCII that NFC composes with a following mark: letters, and the signs that a slash negates."""
 
 
 def _same_normalized(content: str, normalized: bool) -> bool:
-    """Whether NFC of the text before or after it is split at an added token makes no difference."""
+    """Whether NFC before or after splitting at an added token gives the same text."""
     return (
         content.isascii() and not MADE_BY_NFC.intersection(content) and not (normalized and content[-1:] in COMPOSING)
     )
 
 
 def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
-    """A special token and another one that the library does not find where it begins inside of the special one."""
+    """A special token and an added token that the library does not match within it."""
     beginnings = {token[:length]: token for token in plain for length in range(1, len(token))} if special else {}
     for token in special:
         for begin in range(len(token)):
@@ -212,9 +211,9 @@ def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
 
 
 def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The pre-tokenizer of a byte-level BPE as gigatoken knows it, and whether every digit is cut out before.
+    """Pre-tokenizer of a byte-level BPE for gigatoken, and whether every digit is isolated first.
 
-    Which patterns it knows is left to gigatoken, which refuses others.
+    gigatoken itself refuses unknown patterns.
 
     Raises:
         NotKnownError: it has steps that gigatoken ignores.
@@ -243,14 +242,14 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _digits_alone(tokenizer: Tokenizer, first: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """Every numeric character as an added token, which gigatoken cuts out as `Digits` does; `first`: a free id.
+    """Every numeric character as an added token, which gigatoken isolates as `Digits` does; `first`: a free id.
 
     Returns:
-        the added tokens, and the ids of those that are not one token: these have an id from `first` on.
+        the added tokens, and the ids of those that are several tokens: these have an id from `first` on.
     """
     from tokenizers import pre_tokenizers
 
-    # Characters that Python's Unicode does not have yet may be numeric in the library's.
+    # Characters unassigned in Python's Unicode may be numeric in the library's.
     candidates = [chr(code) for code in range(0x20000) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No", "Cn")]
     digits = pre_tokenizers.Digits(individual_digits=True)
     pieces = digits.pre_tokenize_str("a" + "a".join(candidates) + "a")

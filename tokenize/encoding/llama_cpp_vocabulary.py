@@ -1,8 +1,8 @@
-"""A tokenizer.json as llama.cpp reads it out of a GGUF file: tokens, what kind each is, merges, and how text is split.
+"""Conversion of a tokenizer.json to llama.cpp's GGUF fields: tokens, their kinds, merges, and the pre-tokenizer.
 
-llama.cpp does not take a pattern: it knows patterns by the names of models that had them (its `llama-vocab.cpp`). So a
-tokenizer is written only where one of these names stands for exactly what it does; any other is refused, because
-llama.cpp would give other ids for the same text and say nothing.
+llama.cpp takes no pattern: it knows patterns by the names of models that use them (its `llama-vocab.cpp`). A tokenizer
+is written only if one of these names stands for exactly its pattern; any other is refused, since llama.cpp would
+silently encode the same text to other ids.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ PRE_TOKENIZERS = {
     (QWEN2,): "qwen2",
     (GPT2,): "gpt-2",
 }
-"""How text is split, step by step -> llama.cpp's name for it. `dbrx` has Llama 3's pattern too, but takes no word that
-is a token without its merges, which `llama-bpe` does."""
+"""Steps of a pre-tokenizer -> llama.cpp's name. `dbrx` has Llama 3's pattern without taking words that are tokens
+before merging, which `llama-bpe` does.
+"""
 WHOLE_WORDS = {"dbrx": "llama-bpe"}
-"""The name of the same pattern where a word that is a token is taken without its merges (`ignore_merges`)."""
+"""Names of the same patterns with words that are tokens taken before merging (`ignore_merges`)."""
 
 
 class NotForLlamaCppError(ValueError):
-    """A tokenizer that llama.cpp would not follow; the message is the reason."""
+    """A tokenizer that llama.cpp cannot reproduce; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a GGUF file says of a tokenizer.
+    """Tokenizer fields of a GGUF file.
 
     Attributes:
-        tokens: by id; bytes spelt as GPT-2 spells them.
+        tokens: by id; bytes in GPT-2's spelling.
         kinds: of each, NORMAL to UNUSED.
-        merges: `left right`, the first to be made first.
-        pre_tokenizer: llama.cpp's name of how text is split.
+        merges: `left right`, by rank.
+        pre_tokenizer: llama.cpp's name.
     """
 
     tokens: Sequence[str]
@@ -54,14 +55,14 @@ class Vocabulary:
 
 
 def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """What a GGUF file says of a tokenizer.
+    """Convert a tokenizer to the fields of a GGUF file.
 
     Args:
         tokenizer: a byte-level BPE.
-        size: ids that the model has; those without a token are unused.
+        size: number of the model's ids; ids without a token are unused.
 
     Raises:
-        NotForLlamaCppError: llama.cpp would encode the same text otherwise.
+        NotForLlamaCppError: llama.cpp would encode the same text differently.
     """
     described = json.loads(tokenizer.to_str())
     model = described["model"]
@@ -87,7 +88,7 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
         else USER_DEFINED
         for number in range(size)
     ]
-    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return Vocabulary(tokens, kinds, merges, name)
 
 
@@ -104,14 +105,14 @@ def pre_tokenizer_name(described: Mapping[str, Any] | None, ignores_merges: bool
     """llama.cpp's name for the `pre_tokenizer` of a tokenizer.json.
 
     Raises:
-        NotForLlamaCppError: it has none.
+        NotForLlamaCppError: it has no name.
     """
     steps = described["pretokenizers"] if described is not None and described["type"] == "Sequence" else [described]
-    found = tuple(part for step in steps for part in _part_of(step or {"type": "none"}))
-    name = PRE_TOKENIZERS.get(found)
+    parts = tuple(part for step in steps for part in _part_of(step or {"type": "none"}))
+    name = PRE_TOKENIZERS.get(parts)
     if name is None:
         raise NotForLlamaCppError(
-            f"it splits text in a way that llama.cpp has no name for: {', then '.join(found) or 'not at all'}"
+            f"it splits text in a way that llama.cpp has no name for: {', then '.join(parts) or 'not at all'}"
         )
     if ignores_merges and name not in WHOLE_WORDS:
         raise NotForLlamaCppError(
@@ -121,7 +122,7 @@ def pre_tokenizer_name(described: Mapping[str, Any] | None, ignores_merges: bool
 
 
 def _part_of(step: Mapping[str, Any]) -> list[str]:
-    """A step as PRE_TOKENIZERS name it; nothing where it only spells bytes."""
+    """Step in the form of PRE_TOKENIZERS; empty if it only spells bytes."""
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False}:
             return ["gpt2"] if step.get("use_regex", True) else []

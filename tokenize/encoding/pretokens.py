@@ -1,8 +1,8 @@
-"""How text is split before it is encoded: the patterns that a manifest can name, and how a token spells its bytes.
+"""Pre-tokenization patterns of a manifest, and the byte spelling of tokens.
 
-A byte-level BPE never merges across pre-tokens, so the pattern decides what a token can be. The regular expressions
-are those of OpenAI's encoder.py (GPT-2; Radford et al. 2019), of OpenAI's tiktoken (`cl100k_base`, taken over by
-Llama 3 in Meta's llama3/tokenizer.py), and of Qwen 2, which is the latter with every digit alone.
+A byte-level BPE never merges across pre-tokens, so the pattern limits the possible tokens. The regular expressions are
+those of OpenAI's encoder.py (GPT-2; Radford et al. 2019), of OpenAI's tiktoken (`cl100k_base`, adopted by Llama 3 in
+Meta's llama3/tokenizer.py), and of Qwen 2, which is the latter with single digits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QWEN2 = _CL100K % (_CONTRACTIONS_OF_ANY_CASE, r"\p{N}")
 
 
 def make_pre_tokenizer(name: str) -> PreTokenizer:
-    """What splits text before the merges are learnt: `gpt2`, `llama3` or `digits` (`tokenizer.pretokenizer`)."""
+    """Pre-tokenizer `gpt2`, `llama3` or `digits` (`tokenizer.pretokenizer`)."""
     from tokenizers import Regex, pre_tokenizers
 
     if name == "llama3":
@@ -38,7 +38,7 @@ def make_pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def byte_characters() -> list[str]:
-    """The character that GPT-2 spells each byte with: printable ones stand for themselves, others follow U+0100."""
+    """GPT-2's character for each byte: printable ones stand for themselves, others follow U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(0x100)]
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(0x100)]

@@ -217,44 +217,51 @@ def _row_bytes() -> int:
 def send_draws(
     task: Task, inputs: Mapping[str, str], shares: Mapping[str, int], seed: int, bits: int
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of a shard: to the partitions of their source and kind, there by the first bits of their draw.
+    """Send the documents of a shard to partitions by source, kind and leading bits of their draws.
 
-    Of each kind those are enough that fill its share.
+    Only the documents of each kind that fill its share are sent.
     """
     read = read_shard({name: as_path(folder) for name, folder in inputs.items()}, task.name, ["id", "source", "text"])
     table = read.documents.take(pa.array(read.rows))
     words, names = id_words(table["id"]), table["source"].cast(pa.string()).to_numpy()
     sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64)
-    key, held = order_key(seed, "tokenizer"), drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT)
+    key, is_held_out = (
+        order_key(seed, "tokenizer"),
+        drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT),
+    )
     tables, targets = [DRAWN_SCHEMA.empty_table()], [np.empty(0, np.int64)]
     for place, (source, held_out) in enumerate((source, held_out) for source in shares for held_out in (False, True)):
-        here = np.flatnonzero((names == source) & (held == held_out))
-        shard = np.full(len(here), task.payload["shard"])
-        kept = _Documents(words[here], sizes[here], shard, read.rows[here]).first(key, shares[source])
-        tables.append(kept.table())
-        drawn = draw(kept.words, key)
-        targets.append((place << bits) + ((drawn >> np.uint64(64 - bits)).astype(np.int64) if bits else 0 * kept.row))
+        selection = np.flatnonzero((names == source) & (is_held_out == held_out))
+        shard = np.full(len(selection), task.payload["shard"])
+        first_documents = _Documents(words[selection], sizes[selection], shard, read.rows[selection]).first(
+            key, shares[source]
+        )
+        tables.append(first_documents.table())
+        drawn = draw(first_documents.words, key)
+        targets.append(
+            (place << bits) + ((drawn >> np.uint64(64 - bits)).astype(np.int64) if bits else 0 * first_documents.row)
+        )
     yield Sent(DRAW, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets))
     return Done()
 
 
 def _first_of(sent: Shuffled, begin: int, number: int, key: int, share: int) -> _Documents:
-    """The first documents of some partitions, in the order of their draws, until they fill a share."""
-    found = _Documents.of(DRAWN_SCHEMA.empty_table())
+    """First documents of some partitions, in draw order, that fill a share."""
+    documents = _Documents.of(DRAWN_SCHEMA.empty_table())
     for partition in range(begin, begin + number):
-        if sent.is_nothing or found.size.sum() >= share:
+        if sent.is_nothing or documents.size.sum() >= share:
             break
         more = _Documents.of(sent.read(partition))
-        found = found.joined(more).first(key, share)
-    return found
+        documents = documents.joined(more).first(key, share)
+    return documents
 
 
 def _fill(documents: _Documents, share: int) -> list[tuple[tuple[int, int], int]]:
-    """The first documents that fill a share, shard and row, each with the bytes that are taken of it."""
+    """First documents that fill a share: shard and row, and the bytes used of each."""
     before = np.cumsum(documents.size) - documents.size
-    taken = before < share
-    limits = np.minimum(documents.size, share - before)[taken].tolist()
-    places = zip(documents.shard[taken].tolist(), documents.row[taken].tolist(), strict=True)
+    is_used = before < share
+    limits = np.minimum(documents.size, share - before)[is_used].tolist()
+    places = zip(documents.shard[is_used].tolist(), documents.row[is_used].tolist(), strict=True)
     return list(zip(places, limits, strict=True))
 
 
@@ -264,22 +271,24 @@ def _read_texts(
     chosen: Mapping[tuple[int, int], tuple[str, bool, int]],
     context: Context,
 ) -> list[tuple[tuple[int, int], str]]:
-    """The chosen texts in the order of their ids, each cut to its limit."""
+    """Chosen texts in the order of their ids, each cut to its limit."""
     rows: dict[int, list[tuple[int, int]]] = {}
     for place, (_, _, limit) in sorted(chosen.items()):
         rows.setdefault(place[0], []).append((place[1], limit))
-    reading = [replace(tasks[shard], payload={"shard": shard, "rows": of_shard}) for shard, of_shard in rows.items()]
+    reading = [
+        replace(tasks[shard], payload={"shard": shard, "rows": shard_rows}) for shard, shard_rows in rows.items()
+    ]
     send = partial(send_texts, inputs={name: str(folder) for name, folder in inputs.items()})
     _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1}, direct=True)
     if sent[TEXTS].is_nothing:
         return []
-    found = sent[TEXTS].read(0).sort_by([(name, "ascending") for name in ("id", "shard", "row")])
-    places = zip(found["shard"].to_pylist(), found["row"].to_pylist(), strict=True)
-    return list(zip(places, found["text"].to_pylist(), strict=True))
+    text_rows = sent[TEXTS].read(0).sort_by([(name, "ascending") for name in ("id", "shard", "row")])
+    places = zip(text_rows["shard"].to_pylist(), text_rows["row"].to_pylist(), strict=True)
+    return list(zip(places, text_rows["text"].to_pylist(), strict=True))
 
 
 def send_texts(task: Task, inputs: Mapping[str, str]) -> Generator[Sent, None, Done]:
-    """Send the chosen texts of a shard: payload `shard`, and `rows`, each with the bytes that are taken of it."""
+    """Send the chosen texts of a shard: payload `shard`, and `rows` with the bytes used of each."""
     rows, limits = zip(*task.payload["rows"], strict=True)
     folders = {name: as_path(folder) for name, folder in inputs.items()}
     table = read_documents(folders, task.name, ["id", "text"]).take(pa.array(rows))

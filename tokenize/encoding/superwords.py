@@ -1,8 +1,8 @@
-"""Super-words: tokens that reach across words, learnt on top of a vocabulary of words (SuperBPE, Liu et al. 2025).
+"""Super-words: tokens across words, learnt on top of a vocabulary of words (SuperBPE, Liu et al. 2025).
 
-The second stage of SuperBPE goes on with the merges of the first, without the cuts between words. No trainer of a
-well-kept library goes on with merges, and none is needed: the text is encoded with the vocabulary so far, every token
-written as a character of its own, and the trainer of `tokenizers` learns merges of these characters.
+The second stage of SuperBPE continues the merges of the first without the cuts between words. No trainer of a
+well-maintained library continues merges; instead, the text is encoded with the first vocabulary, each token is written
+as a single character, and the trainer of `tokenizers` learns merges of these characters.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 MOST_TOKENS = 4
-"""Tokens of the first stage in a super-word; the authors take at most four words. Longer ones are boilerplate."""
+"""Most first-stage tokens in a super-word; the authors allow four words. Longer ones are boilerplate."""
 SUPERWORDS_GPT2 = r"(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}:](?![^\s\p{L}\p{N}]))+|" + GPT2
 SUPERWORDS_LLAMA3 = (
     r"(?:(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
     r"| ?[^\s\p{L}\p{N}:](?![\r\n]|[^\s\p{L}\p{N}]))+|" + LLAMA3
 )
-"""What no super-word reaches across: numbers, line ends, runs of blanks or of marks, and a colon with a blank behind it
-(so that a prompt may end there, as the authors have it). Every cut is one of the pattern's below too."""
+"""Pre-tokens of super-words. No super-word crosses numbers, line ends, runs of blanks or of marks, or a colon followed
+by a blank (so that a prompt may end there, as in the paper). Every cut is also a cut of the word pattern.
+"""
 FIRST_CHARACTER = 0x10000
-"""Of the token 0 while super-words are learnt: behind it are more characters than any vocabulary has tokens."""
+"""Character of token 0 while super-words are learnt, followed by enough characters for any vocabulary."""
 SPARE = 8
-"""One in so many merges more than needed is learnt, since some spell a token that the vocabulary has already."""
+"""Divisor for the surplus of merges to learn: some merges spell an existing token."""
 BATCH_DOCUMENTS = 256
 
 
 def make_superword_splitter(pretokenizer: str) -> PreTokenizer:
-    """What splits text before super-words are learnt, and when text is encoded with them.
+    """Pre-tokenizer for learning super-words and for encoding with them.
 
     Args:
-        pretokenizer: what the words are cut by, a name of `pretokens.make_pre_tokenizer`.
+        pretokenizer: word pattern, a name of `pretokens.make_pre_tokenizer`.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -57,27 +58,27 @@ def make_superword_splitter(pretokenizer: str) -> PreTokenizer:
 def learn_superwords(
     words: Tokenizer, texts: Iterable[str], vocab_size: int, min_count: int
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Go on with the merges of a BPE.
+    """Continue the merges of a BPE.
 
     Args:
-        words: the first stage, with what splits super-words as its pre-tokenizer.
-        texts: what to learn from.
-        vocab_size: tokens of both stages together, at most.
+        words: the first stage, with the super-word pre-tokenizer.
+        texts: to learn from.
+        vocab_size: most tokens of both stages together.
         min_count: least occurrences of a pair.
 
     Returns:
-        the new tokens with their ids behind the known ones, and the merges to append; a few of these spell a token that
-        is known, and give it another way to come about.
+        the new tokens with ids after the existing ones, and the merges to append; a few of them spell an existing token
+        in another way.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    known = words.get_vocab(with_added_tokens=False)
-    spelt = {chr(FIRST_CHARACTER + number): token for token, number in known.items()}
-    wanted = vocab_size - len(known)
+    word_vocab = words.get_vocab(with_added_tokens=False)
+    spelt = {chr(FIRST_CHARACTER + number): token for token, number in word_vocab.items()}
+    new_tokens = vocab_size - len(word_vocab)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
     trainer = trainers.BpeTrainer(
-        vocab_size=len(known) + wanted + wanted // SPARE + SPARE,
+        vocab_size=len(word_vocab) + new_tokens + new_tokens // SPARE + SPARE,
         min_frequency=min_count,
         show_progress=False,
         initial_alphabet=[*spelt],
@@ -88,10 +89,10 @@ def learn_superwords(
     merges: dict[tuple[str, str], None] = {}
     for merge in json.loads(tokenizer.to_str())["model"]["merges"]:
         left, right = ("".join(spelt[character] for character in side) for side in merge)
-        if left + right not in known and left + right not in vocab:
-            if len(vocab) == wanted:
+        if left + right not in word_vocab and left + right not in vocab:
+            if len(vocab) == new_tokens:
                 break
-            vocab[left + right] = len(known) + len(vocab)
+            vocab[left + right] = len(word_vocab) + len(vocab)
         merges[left, right] = None
     return vocab, [*merges]
 

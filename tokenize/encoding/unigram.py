@@ -1,8 +1,8 @@
-"""A unigram language model over pre-tokens, by the expectation maximisation of `sentencepiece` (Kudo 2018).
+"""Unigram language model over pre-tokens, by the expectation maximisation of `sentencepiece` (Kudo 2018).
 
-`sentencepiece` and not `tokenizers`, whose trainer takes words in the order of a hash map, and gives another vocabulary
-every time. It gets the pre-tokens with how often each occurs, and the substrings to begin with: those that it would
-find by itself lack every word that is no part of another.
+The trainer of `tokenizers` iterates over words in the order of a hash map and returns another vocabulary every time, so
+`sentencepiece` is used. Its input is the pre-tokens with their counts, and the seed substrings: its own seeds lack
+every word that is not part of another.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 THREADS = 4
-"""Always as many, since sums of float32 depend on how many parts they are added up in."""
+"""Fixed, since float32 sums depend on the number of parts."""
 LONGEST_PIECE = 16
-"""Characters, here bytes; the library's default."""
+"""In characters, here bytes; the library's default."""
 LONGEST_WORD = 4192
-"""Bytes of a pre-token that is learnt from; the library's default."""
+"""Longest pre-token for training, in bytes; the library's default."""
 SEEDS = 10
-"""Substrings to begin with, per piece. The library's default, a million, holds less text in 16,000 pieces (2 % on many
-languages) and takes twice the memory."""
+"""Seed substrings per piece. With the library's default, a million, 16,000 pieces cover less text (2 % on many
+languages) and training takes twice the memory.
+"""
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def learn_unigram(
     texts: Iterable[str], vocab_size: int, splitter: PreTokenizer, alphabet: Sequence[str]
 ) -> list[tuple[str, float]]:
-    """Learn pieces and their logarithmic probabilities, the most probable first.
+    """Learn pieces and their log probabilities, the most probable first.
 
     Args:
-        texts: what to learn from.
-        vocab_size: pieces at most.
+        texts: to learn from.
+        vocab_size: most pieces.
         splitter: a byte-level pre-tokenizer.
-        alphabet: characters that are pieces in any case: all bytes as `splitter` writes them.
+        alphabet: characters that are always pieces: all bytes as `splitter` writes them.
 
     Raises:
         ImportError: `sentencepiece` is not installed.
@@ -52,21 +53,21 @@ def learn_unigram(
         counts.update(word for word, _ in splitter.pre_tokenize_str(text))
     words = sorted(word for word in counts if len(word) <= LONGEST_WORD)
     unseen = sorted({*alphabet}.difference(*words))
-    most = SEEDS * vocab_size
-    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64), most)
-    found = io.BytesIO()
+    seed_count = SEEDS * vocab_size
+    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64), seed_count)
+    model_file = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         seed_file = Path(folder) / "seeds.tsv"
         seed_file.write_text("".join(f"{piece}\t{count}\n" for piece, count in seeds), encoding="utf-8")
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{word}\t{counts[word]}" for word in words),
-            model_writer=found,
+            model_writer=model_file,
             input_format="tsv",
             model_type="unigram",
             vocab_size=vocab_size - len(unseen) + 1,  # one for its unknown token
             hard_vocab_limit=False,
             seed_sentencepieces_file=str(seed_file),
-            seed_sentencepiece_size=most + len(alphabet),
+            seed_sentencepiece_size=seed_count + len(alphabet),
             max_sentencepiece_length=LONGEST_PIECE,
             max_sentence_length=4 * LONGEST_WORD,
             num_threads=THREADS,
@@ -84,25 +85,25 @@ def learn_unigram(
             pad_id=-1,
             minloglevel=2,
         )
-    model = sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
+    model = sentencepiece.SentencePieceProcessor(model_proto=model_file.getvalue())
     pieces = [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]
     return [*pieces, *((character, pieces[-1][1]) for character in unseen)]
 
 
 def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> list[tuple[str, int]]:
-    """The substrings of two characters and more that occur at least twice, those that cover most text first.
+    """Substrings of at least two characters that occur at least twice, by decreasing coverage of text.
 
     Args:
-        words: sorted and different.
-        counts: int64 of shape (len(words),), how often each occurs.
-        most: substrings at most.
+        words: sorted and distinct.
+        counts: int64 of shape (len(words),), occurrences of each.
+        most: most substrings.
     """
     flat = "".join(words)
     characters = np.frombuffer(flat.encode("utf-32-le"), np.uint32).astype(np.uint64)
     lengths = np.array([*map(len, words)], np.int64)
     ends, times = np.repeat(np.cumsum(lengths), lengths), np.repeat(counts, lengths)
     at, hashes = np.arange(len(characters)), characters
-    begins, sizes, found = ([np.empty(0, np.int64)] for _ in range(3))
+    begins, sizes, totals = ([np.empty(0, np.int64)] for _ in range(3))
     for size in range(2, LONGEST_PIECE + 1):
         inside = at + size <= ends[at]
         at, hashes = at[inside], hashes[inside]
@@ -112,8 +113,8 @@ def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> 
         often = total >= 2
         begins.append(at[first[often]])
         sizes.append(np.full(often.sum(), size))
-        found.append(total[often])
+        totals.append(total[often])
         at, hashes = at[often[number]], hashes[often[number]]
-    begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, found))
+    begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, totals))
     order = np.lexsort((begin, -count * size_of))[:most]
     return [(flat[begin[place] : begin[place] + size_of[place]], int(count[place])) for place in order]

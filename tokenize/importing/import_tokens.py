@@ -220,28 +220,34 @@ def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) ->
     return len(head) >= 64 and not head[1::2].any() and bool(head[::2].any())
 
 
-def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer) -> list[str]:
-    """What is odd about a source's files, in sentences.
+def _check(
+    name: str, source: TokenSource, file_results: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer
+) -> list[str]:
+    """Warnings about a source's files.
 
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    wide = next((one["name"] for one in found if one["looks_wide"]), None)
+    wide = next((file_result["name"] for file_result in file_results if file_result["looks_wide"]), None)
     if wide is not None:
         raise TokenFileError(
             f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
             "16-bit ones; set `dtype: uint32`"
         )
-    documents, tokens = (sum(one[key] for one in found) for key in ("documents", "tokens"))
+    documents, tokens = (sum(file_result[key] for file_result in file_results) for key in ("documents", "tokens"))
     if not tokens:
         raise TokenFileError(
             f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the source"
         )
-    ended, end = sum(one["ended"] for one in found), source.end_of_text
+    ended, end = sum(file_result["ended"] for file_result in file_results), source.end_of_text
     end = tokenizer.eos if end is None else end
-    warnings, kinds = [], {np.dtype(one["dtype"]) for one in found}
-    if not ended and source.document_tokens is None and not any(one["are_documents"] for one in found):
-        if len(found) == documents:
+    warnings, kinds = [], {np.dtype(file_result["dtype"]) for file_result in file_results}
+    if (
+        not ended
+        and source.document_tokens is None
+        and not any(file_result["are_documents"] for file_result in file_results)
+    ):
+        if len(file_results) == documents:
             raise TokenFileError(
                 f"source {name!r}: none of its {tokens:,} tokens is the end of text {end}, so that its documents "
                 "cannot be told apart; set `end_of_text:` to the id that its documents end with, or "
@@ -249,7 +255,9 @@ def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], t
             )
         warnings.append(f"source {name!r}: no end of text {end} is in its samples; each is taken for a document")
     others: dict[int, int] = {}
-    for number, count in (one["other_end"] for one in found if one["other_end"] is not None):
+    for number, count in (
+        file_result["other_end"] for file_result in file_results if file_result["other_end"] is not None
+    ):
         others[number] = others.get(number, 0) + count
     usual = max(others, key=lambda number: others[number], default=None)
     if usual is not None and others[usual] > MOSTLY * documents and documents > 1:
@@ -267,28 +275,28 @@ def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], t
     return warnings
 
 
-def _parts(files: Sequence[TokenFile], found: Sequence[Mapping[str, Any]]) -> Iterator[list[Wanted]]:
-    """What goes into each part of a source: whole documents, PART_TOKENS or a little more."""
+def _parts(files: Sequence[TokenFile], results: Sequence[Mapping[str, Any]]) -> Iterator[list[Wanted]]:
+    """Documents of each part of a source: whole documents of at least PART_TOKENS, except for the last part."""
     part: list[Wanted] = []
-    held = 0
-    for file, one in zip(files, found, strict=True):
-        ends = np.cumsum(read_table(as_path(one["bounds"]), ["tokens"])["tokens"].to_numpy())
+    part_tokens = 0
+    for file, file_bounds in zip(files, results, strict=True):
+        ends = np.cumsum(read_table(as_path(file_bounds["bounds"]), ["tokens"])["tokens"].to_numpy())
         first = 0
         while first < len(ends):
             before = int(ends[first - 1]) if first else 0
-            stop = min(len(ends), int(np.searchsorted(ends, before + PART_TOKENS - held)) + 1)
-            part.append(Wanted(asdict(file), one["bounds"], one["dtype"], first, stop))
-            held += int(ends[stop - 1]) - before
+            stop = min(len(ends), int(np.searchsorted(ends, before + PART_TOKENS - part_tokens)) + 1)
+            part.append(Wanted(asdict(file), file_bounds["bounds"], file_bounds["dtype"], first, stop))
+            part_tokens += int(ends[stop - 1]) - before
             first = stop
-            if held >= PART_TOKENS:
+            if part_tokens >= PART_TOKENS:
                 yield part
-                part, held = [], 0
+                part, part_tokens = [], 0
     if part:
         yield part
 
 
 def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
-    """Write one part: its tokens, where each document lies, and what each one is."""
+    """Write the tokens, document table and origins of one part."""
     tokenizer, source = load(as_path(tokenizer_folder)), task.payload["source"]
     dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
     shard, folder = f"{task.name}.parquet", as_path(out)
@@ -352,20 +360,23 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     )
 
 
-def _documents(wanted: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator[tuple[str, str, np.ndarray]]:
-    """The documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
+def _documents(entries: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
 
     Raises:
-        TokenFileError: an id is not of the vocabulary.
+        TokenFileError: an id is outside the vocabulary.
     """
-    for one in (Wanted(**entry) for entry in wanted):
-        file = TokenFile(**one.file)
-        dtype, table = np.dtype(one.dtype), read_table(as_path(one.bounds)).slice(one.first, one.stop - one.first)
+    for selection in (Wanted(**fields) for fields in entries):
+        file = TokenFile(**selection.file)
+        dtype, table = (
+            np.dtype(selection.dtype),
+            read_table(as_path(selection.bounds)).slice(selection.first, selection.stop - selection.first),
+        )
         begins, sizes = table["begin"].to_numpy(), table["tokens"].to_numpy() * dtype.itemsize
         offset = int(begins.min())
         content = content_of(file, offset, int((begins + sizes).max()))
         columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))
-        for number, (begin, tokens, metadata) in enumerate(zip(*columns, strict=True), start=one.first):
+        for number, (begin, tokens, metadata) in enumerate(zip(*columns, strict=True), start=selection.first):
             ids = np.frombuffer(content, dtype, tokens, begin - offset)
             if tokens and not (ids.max() < vocab_size and ids.min() >= 0):
                 at = int(np.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
@@ -378,7 +389,7 @@ def _documents(wanted: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator
 
 
 def _sample(out: Path, parts: Sequence[Task], source: str, tokenizer: TextTokenizer) -> str:
-    """How the first document of a source begins."""
+    """Beginning of a source's first document."""
     first = next((part.name for part in parts if part.payload["source"] == source), None)
     if first is None:
         return ""
