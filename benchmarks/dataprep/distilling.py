@@ -82,7 +82,7 @@ def rows(documents: int = DOCUMENTS, sample: int = SAMPLE, repeats: int = REPEAT
             documents / peer,
             "documents/s",
             f"a sample of {sample:,} of {documents:,}; both say the same of {100 * same:.1f} % of them; {CORPUS}",
-            floor=0.75,  # 0.79 on an idle machine: the stage reads, writes and records besides
+            floor=0.65,  # 0.81 of 4,000 documents, 2026-11-24, 2 busy cores
         )
 
 

@@ -76,7 +76,6 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
             documents / peer,
             "documents/s",
             f"{dropped:,} and {found['plain']:,} of {documents:,} documents are dropped; {CORPUS}",
-            floor=0.75,  # 0.80 on an idle machine: the stage reads, writes and records besides
         )
         taken, peer = fastest(
             repeats, partial(ours, cluster, {"k": CLUSTERS}), partial(plain, plain_clusters), clock=time.process_time
@@ -90,7 +89,6 @@ def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
             f"{CLUSTERS} clusters of {sizes[0]:,} to {sizes[-1]:,}, and of {min(found['plain']):,} to "
             f"{max(found['plain']):,} documents; ours learns from {found['ours']['sample']:,} of them, and draws "
             "a map",
-            floor=1.2,  # 1.34 on an idle machine
         )
 
 
