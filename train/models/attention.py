@@ -49,7 +49,7 @@ class Elsewhere:
 
 
 Visible = Any
-"""None (no mask), a bool mask (n, 1, t, s), Segments, FlexAttention's BlockMask, or Elsewhere."""
+"""None (no mask but `causal`), a bool mask (n, 1, t, s), Segments, FlexAttention's BlockMask, or Elsewhere."""
 
 
 def document_numbers(positions: Tensor) -> Tensor:

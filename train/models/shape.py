@@ -163,7 +163,7 @@ class Shape:
             vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
             return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
         if self.bert:
-            # Per layer biases of four matrices, two norms, and biases of the feed-forward; norms and biases outside of layers.
+            # Biases and norms, within the layers and outside.
             vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
             return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
