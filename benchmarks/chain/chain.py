@@ -29,7 +29,7 @@ from benchmarks.measuring import Row, row
 
 DOCUMENTS = (5_000, 70_000)
 """About 8 MB and 107 MB."""
-FEW, WARM = 10, 600
+FEW, WARM = 60, 600
 """Pages of a corpus that is nearly nothing, and of one on which kernels are compiled before anything is measured."""
 MB_PER_CORE_SECOND, FIXED_SECONDS, SECOND_RUN_SECONDS, PEAK_GIBIBYTES, EXPONENT = 10.0, 8.0, 3.0, 2.0, 1.05
 """The bounds."""
