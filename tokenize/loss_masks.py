@@ -1,7 +1,7 @@
-"""Which tokens of a packed set have a loss: one bit per token, in a file beside each shard of a fine-tuning's set.
+"""Loss masks of a packed set: one bit per token, in a file beside each shard of a fine-tuning set.
 
 `train-00000.mask` belongs to `train-00000.bin`: rows of ceil(L / 8) bytes, the first token in the lowest bit. A token
-whose bit is set is predicted from those before it in its piece. A set without such files trains on all tokens.
+whose bit is set is predicted from the previous tokens of its piece. A set without mask files trains on all tokens.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def write_mask(path: Path, trained: np.ndarray) -> str:
 
 
 class LossMasks:
-    """The masks of a packed set on a local disk, memory-mapped.
+    """Memory-mapped masks of a packed set on a local disk.
 
     Attributes:
-        trained_per_row: int64 of shape (R,), tokens of each row that have a loss.
-        fingerprint: 32 hexadecimal digits of what is trained.
+        trained_per_row: int64 of shape (R,), trained tokens of each row.
+        fingerprint: 32 hexadecimal digits of the set and its masks.
 
     Raises:
-        PackedSetError: a mask is missing, has another size than its shard, or is not what was written.
+        PackedSetError: a mask is missing, has the wrong size, or differs from its checksum.
     """
 
     def __init__(self, packed: PackedSet) -> None:
@@ -64,7 +64,7 @@ class LossMasks:
         self.fingerprint = hashlib.blake2b(canonical_json([packed.fingerprint, sums]), digest_size=16).hexdigest()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Which tokens of some rows have a loss: (n, L) bool, in the order asked for."""
+        """Masks of rows: (n, L) bool, in the requested order."""
         shards = np.searchsorted(self._ends, rows, side="right")
         packed = [
             self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
@@ -75,9 +75,9 @@ class LossMasks:
 
 
 def _open(path: Path, rows: int, width: int) -> np.ndarray:
-    found = path.stat().st_size if path.exists() else None
-    if found != rows * width:
-        state = "is missing" if found is None else f"has {found} bytes"
+    size = path.stat().st_size if path.exists() else None
+    if size != rows * width:
+        state = "is missing" if size is None else f"has {size} bytes"
         raise PackedSetError(
             f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run the stage again that made the set"
         )

@@ -1,28 +1,28 @@
-"""The packed set: rows of tokens on disk, and who they came from.
+"""Files of a packed set: rows of tokens, and the origins of their documents.
 
     packed.json                 what is in the set (below)
     train-00000.bin             rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large vocabularies)
     train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
                                 source, copy, offset (within the document); an end-of-text counts to its document
-    train-00000.ids.parquet     the rows of each document in that shard, by id, so that it is found without a search
-    train-00000.sums            XXH64 of each row, so that one row can be checked (`row_bytes.py`)
-    train-00000.cu              where the pieces of each row begin and end, for hot loops (`Boundaries`)
+    train-00000.ids.parquet     the rows of each document in that shard, by id, for lookups without a search
+    train-00000.sums            XXH64 of each row, to check single rows (`row_bytes.py`)
+    train-00000.cu              boundaries of the pieces of each row, for hot loops (`Boundaries`)
     val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
-    documents.parquet           every tokenised document by id: where it is, and why no row has it (LEDGER_SCHEMA); of
-                                more than 67 million documents several tables, by the leading bits of the id
+    documents.parquet           every tokenised document by id: its location, and why no row has it (LEDGER_SCHEMA);
+                                above 67 million documents several tables, by the leading bits of the id
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
-(`order.unrank`), so the first n rows of the files are the mixture too. The rows of a set with phases lie phase after
-phase, each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every phase.
-Of a set that continues another one (`continues`), the first phases are what was read of that one, in the order in which
-it was: each is the beginning of the merged order of the rows that `train.begun` has of each source.
+(`order.unrank`), so every prefix of the files holds the mixture. A set with phases stores its rows phase after phase,
+each in its own merged order: `train.stages` of packed.json has the rows of each source for every phase. A set that
+continues another (`continues`) begins with the phases that were read, in their order of reading: each is a prefix of
+the merged order of the rows that `train.begun` has of each source.
 
-`train-00000.cu` says of every row what the table of pieces says, without the ids, for loops that read it by memory map:
+`train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops that read it by memory map:
 
-    int64 (rows + 1,)    where each row's entries begin among the int32 that follow
+    int64 (rows + 1,)    first entry of each row among the int32 that follow
     int32 (entries,)     of each row: the start of every piece (0 first), then the end of its last token
 
-Both little-endian. What lies behind the last entry of a row is padding: it is known by its place, never by its id.
+Both little-endian. Tokens after the last entry of a row are padding, identified by position, never by id.
 These are cumulative sequence lengths per row (`cu_seqlens`, as FlashAttention's varlen interface calls them).
 """
 
@@ -44,13 +44,13 @@ from gristmill.dataprep.files import REPAIR, is_local, sha256_file
 FORMAT = 4
 """Checksums of rows are XXH3; formats 1 to 3 had XXH64."""
 FORMAT_WITH_PHASES = 5
-"""Of a set with phases: a reader that knows no phases would take its rows for another mixture's."""
+"""Format of sets with phases: readers without phases would misread the mixture of their rows."""
 FORMAT_CONTINUED = 6
-"""Of a set that continues another one: its first phases are read in the order in which they lie."""
+"""Format of sets that continue another: their first phases are read in stored order."""
 READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES, FORMAT_CONTINUED)
 MANIFEST = "packed.json"
 INDEX_GROUP_ROWS = 16_384
-"""Larger than those of the other tables: an index is read for a few rows of it, and its groups are looked through."""
+"""Larger than in other tables: lookups read a few rows and search through the groups."""
 LARGEST_UINT16_VOCAB = 65_536
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 PIECES_SCHEMA = pa.schema(
@@ -65,12 +65,12 @@ PIECES_SCHEMA = pa.schema(
     ]
 )
 CHECKSUM_DTYPE = np.dtype("<u8")
-"""Of the checksum of a row."""
+"""Type of a row's checksum."""
 NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
-"""An empty table, made without Arrow's look at a list, for which it imports pandas."""
+"""Empty table, built without Arrow's list conversion, which imports pandas."""
 LEDGER = "documents.parquet"
 LEDGERS = "ledgers"
-"""Key of packed.json: how many tables the ledger has, a power of two, where it is more than one."""
+"""Key of packed.json for the number of the ledger's tables, a power of two, if more than one."""
 LEDGER_SCHEMA = pa.schema(
     [
         ("id", pa.binary(ID_BYTES)),
@@ -81,17 +81,18 @@ LEDGER_SCHEMA = pa.schema(
         ("reason", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
-"""`shard` and `row` say where the document is, `shard` counting ingest's sorted files, then those of `import_tokens`
-(`importing/corpora.py`); `source` is the number in packed.json; `reason` is why no row holds it
-(`mixing.ledger.RULES`), null where one does."""
+"""`shard` and `row` locate the document, `shard` counting ingest's sorted files, then those of `import_tokens`
+(`importing/corpora.py`); `source` is the number in packed.json; `reason` explains why no row holds it
+(`mixing.ledger.RULES`), null if one does.
+"""
 
 
 class PackedSetError(RuntimeError):
-    """A packed set is missing, incomplete, damaged, or was asked for what it does not hold."""
+    """A packed set that is missing, incomplete or damaged, or a request for rows that it does not hold."""
 
 
 def dtype_name(vocab_size: int) -> str:
-    """The smallest of uint16 and uint32 that holds every id of a vocabulary."""
+    """Smaller of uint16 and uint32 that holds every id of a vocabulary."""
     return "uint16" if vocab_size <= LARGEST_UINT16_VOCAB else "uint32"
 
 
@@ -126,45 +127,45 @@ def sums_name(file: str) -> str:
 
 
 def ledger_name(number: int, tables: int) -> str:
-    """File name of a table of the ledger: of several, number n has the ids whose leading bits are n."""
+    """File name of a table of the ledger: of several, table n holds the ids whose leading bits are n."""
     return LEDGER if tables == 1 else f"documents-{number:05d}.parquet"
 
 
 def files_of(path: Path) -> list[Path]:
-    """A shard's `.bin` file and what lies beside it."""
+    """A shard's `.bin` file and the files beside it."""
     return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name, sums_name))]
 
 
 def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
-    """A file of raw tokens as a flat read-only array: memory-mapped where it is local, else read whole."""
+    """Read a file of raw tokens as a flat read-only array: memory-mapped if local, otherwise read completely."""
     if not is_local(path):
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     if not path.stat().st_size:
         return np.empty(0, dtype=dtype)
-    with path.open("rb") as stream:  # not by `np.memmap`, which takes ten times as long to make
+    with path.open("rb") as stream:  # `np.memmap` takes ten times as long to create
         return np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
 def _mapping(tokens: np.ndarray) -> mmap.mmap | None:
-    """What maps the file that an array is the whole of."""
-    held: Any = tokens
-    while held is not None and not isinstance(held, mmap.mmap):
-        held = held.obj if isinstance(held, memoryview) else getattr(held, "base", None)
-    return held
+    """Memory map that backs an array, if any."""
+    base_object: Any = tokens
+    while base_object is not None and not isinstance(base_object, mmap.mmap):
+        base_object = base_object.obj if isinstance(base_object, memoryview) else getattr(base_object, "base", None)
+    return base_object
 
 
 def expect_far_reads(tokens: np.ndarray) -> None:
-    """Let the system read single pages of a mapped file, where it would read 128 KiB around each."""
+    """Disable the kernel's readahead on a mapped file, which reads 128 KiB around each page."""
     mapping = _mapping(tokens)
     if mapping is not None and hasattr(mmap, "MADV_RANDOM"):
         mapping.madvise(mmap.MADV_RANDOM)
 
 
 def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> None:
-    """Have the system read some parts of a mapped file side by side: one page after another, each waits for the disk.
+    """Prefetch parts of a mapped file in parallel: sequential page faults would each wait for the disk.
 
     Args:
-        tokens: the file, as `read_tokens` gives it; nothing happens where it is not mapped.
+        tokens: the file, from `read_tokens`; no effect unless mapped.
         firsts, lasts: integers of shape (n,), the parts [first, last).
     """
     mapping = _mapping(tokens)
@@ -182,43 +183,43 @@ def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> Non
 
 
 def check_size(folder: Path, entry: Mapping[str, Any], row_bytes: int) -> None:
-    """See that a shard is there and has the size of its rows.
+    """Check that a shard exists and has the size of its rows.
 
     Raises:
-        PackedSetError: it is not, or has another.
+        PackedSetError: it does not.
     """
     path, expected = folder / entry["file"], entry["rows"] * row_bytes
-    found = path.stat().st_size if path.exists() else None
-    if found != expected:
-        state = "is missing" if found is None else f"has {found} bytes"
+    size = path.stat().st_size if path.exists() else None
+    if size != expected:
+        state = "is missing" if size is None else f"has {size} bytes"
         raise PackedSetError(f"{path}: {state}, but {entry['rows']} rows take {expected}; run the mix stage again")
 
 
 def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
-    """See that files (name -> SHA-256) hold what they held when they were written.
+    """Check files against their checksums (name -> SHA-256).
 
     Raises:
-        PackedSetError: names the file that does not.
+        PackedSetError: names the file that differs.
     """
     for name, expected in checksums.items():
-        if (found := sha256_file(folder / name)) != expected:
+        if (digest := sha256_file(folder / name)) != expected:
             raise PackedSetError(
-                f"{folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the file is "
+                f"{folder / name}: SHA-256 is {digest}, but {MANIFEST} says {expected}; the file is "
                 f"damaged: `{REPAIR}` and a run make it again"
             )
 
 
 PADDING = -1
-"""The position of a token that belongs to no document."""
+"""Position of a token that belongs to no document."""
 
 
 @dataclass(frozen=True)
 class Boundaries:
-    """The pieces of some rows.
+    """Boundaries of the document pieces of some rows.
 
     Attributes:
-        offsets: int64 of shape (n + 1,), where each row's entries begin in `bounds`.
-        bounds: int32, of each row the starts of its pieces and then the end of the last one.
+        offsets: int64 of shape (n + 1,), first entry of each row in `bounds`.
+        bounds: int32, for each row the starts of its pieces, then the end of the last one.
     """
 
     offsets: np.ndarray
@@ -228,11 +229,11 @@ class Boundaries:
         return len(self.offsets) - 1
 
     def filled(self) -> np.ndarray:
-        """Tokens of documents in each row (int64, shape (n,)); what is behind them is padding."""
+        """Document tokens in each row (int64, shape (n,)); padding follows them."""
         return self.bounds[self.offsets[1:] - 1].astype(np.int64)
 
     def of(self, rows: np.ndarray) -> Boundaries:
-        """The boundaries of some of the rows, in the order asked for (int64, shape (n,))."""
+        """Boundaries of some of the rows, in the requested order (int64, shape (n,))."""
         first = self.offsets[rows]
         counts = self.offsets[rows + 1] - first
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -240,7 +241,7 @@ class Boundaries:
         return Boundaries(offsets, np.asarray(self.bounds[index]))
 
     def positions(self, sequence_length: int) -> np.ndarray:
-        """Each token's number within its piece, from 0 (int32, shape (n, L)); PADDING behind the last piece."""
+        """Position of each token within its piece, from 0 (int32, shape (n, L)); PADDING after the last piece."""
         from gristmill.tokenize.row_positions import fill_positions
 
         positions = np.empty((len(self), sequence_length), dtype=np.int32)
@@ -249,17 +250,17 @@ class Boundaries:
 
 
 def whole_rows(rows: int, sequence_length: int) -> Boundaries:
-    """The boundaries of rows that are one piece each."""
+    """Boundaries of rows with a single piece each."""
     bounds = np.tile(np.array([0, sequence_length], dtype=np.int32), rows)
     return Boundaries(np.arange(rows + 1, dtype=np.int64) * 2, bounds)
 
 
 def boundaries_of(pieces: Mapping[str, np.ndarray], first: int, rows: int, sequence_length: int) -> Boundaries:
-    """The boundaries of rows [first, first + rows), from their table of pieces.
+    """Boundaries of rows [first, first + rows), from their table of pieces.
 
     Args:
-        pieces: `row`, `start`, `length`, ordered by row and start, gapless within a row. A row without any is
-            taken for one piece of the whole row.
+        pieces: `row`, `start`, `length`, ordered by row and start, gapless within a row. A row without any
+            counts as one piece.
         first: number of the first row.
         rows: number of rows.
         sequence_length: tokens per row.
@@ -277,22 +278,22 @@ def boundaries_of(pieces: Mapping[str, np.ndarray], first: int, rows: int, seque
 
 
 def join(parts: list[Boundaries]) -> Boundaries:
-    """The rows of several boundaries, one after the other."""
+    """Concatenate the rows of several boundaries."""
     sizes = np.concatenate([[np.int64(0)], *(np.diff(part.offsets) for part in parts)])
     empty = np.empty(0, dtype=np.int32)
     return Boundaries(np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)]))
 
 
 def to_bytes(boundaries: Boundaries) -> bytes:
-    """The content of a file of boundaries."""
+    """Content of a boundary file."""
     return boundaries.offsets.astype("<i8").tobytes() + boundaries.bounds.astype("<i4").tobytes()
 
 
 def read_boundaries(path: Path, rows: int) -> Boundaries:
-    """A file of boundaries: memory-mapped where it is local, else read whole.
+    """Read a boundary file: memory-mapped if local, otherwise read completely.
 
     Raises:
-        ValueError: its size is not what its offsets say.
+        ValueError: its size does not match its offsets.
     """
     raw = (
         np.memmap(path, dtype=np.uint8, mode="r")

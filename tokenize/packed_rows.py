@@ -1,7 +1,6 @@
-"""The training rows of a packed set as tokens, from memory-mapped files or out of an object store.
+"""Training rows of a packed set as tokens, from memory-mapped files or an object store.
 
-Large batches are handed out in memory that is used again: a fresh megabyte costs as many page faults as copying it
-costs time.
+Large batches reuse memory: the page faults of a fresh megabyte cost as much time as copying it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Shards:
-    """The files of training rows, opened when they are first read.
+    """Files of training rows, opened on first use.
 
     A copy for another process opens them again.
 
@@ -47,8 +46,8 @@ class Shards:
         warn: called when a store fails.
 
     Attributes:
-        ends: int64 of shape (shards,), the first row behind each shard.
-        local: whether they lie on a local disk.
+        ends: int64 of shape (shards,), end of each shard in rows.
+        local: whether they are on a local disk.
     """
 
     def __init__(
@@ -85,11 +84,11 @@ class Shards:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def first(self, shard: int) -> int:
-        """The number of a shard's first row."""
+        """Number of a shard's first row."""
         return int(self.ends[shard]) - int(self._entries[shard]["rows"])
 
     def checked(self, rows: np.ndarray) -> np.ndarray:
-        """The rows as int64 of shape (n,).
+        """Rows as int64 of shape (n,).
 
         Raises:
             PackedSetError: the set has no such row.
@@ -101,7 +100,7 @@ class Shards:
         return rows
 
     def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in memory that is used again (see Buffers)."""
+        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in reused memory (see Buffers)."""
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
         tokens = self._buffers.array((len(rows), self._length), self._dtype) if out is None else out
         if not self.local:
@@ -117,14 +116,14 @@ class Shards:
         return tokens
 
     def load(self, entry: Mapping[str, Any], compare: bool = True) -> np.ndarray:
-        """All tokens (rows, L) of a shard, training or held out; of a local one the content is compared once.
+        """All tokens (rows, L) of a shard, training or held out; the content of a local one is checked once.
 
         Args:
             entry: of the shard in packed.json.
-            compare: whether it is; else only its size.
+            compare: check the content, not only the size.
 
         Raises:
-            PackedSetError: it is missing, or not what was written.
+            PackedSetError: it is missing, or differs from its checksum.
         """
         if self.local:
             check_size(self._folder, entry, self._length * self._dtype.itemsize)
@@ -132,10 +131,10 @@ class Shards:
         return self._opened(entry["file"], path)
 
     def _map(self, shard: int) -> None:
-        """Let a local shard's rows, and their checksums, be read where they lie; `_open` keeps them there."""
+        """Register the addresses of a local shard's rows and checksums; `_open` keeps them alive."""
         entry = self._entries[shard]
         sums = sums_name(entry["file"])
-        if sums in entry.get("beside", {}):  # a set from before there were such files has none
+        if sums in entry.get("beside", {}):  # sets of an older format have none
             if sums not in self._open:
                 check_size(self._folder, {"file": sums, "rows": entry["rows"]}, CHECKSUM_DTYPE.itemsize)
                 self._open.setdefault(sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE))
@@ -146,12 +145,12 @@ class Shards:
     def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:
             opened = read_tokens(path, self._dtype).reshape(-1, self._length)
-            # Of threads that open it at once the first one's stays: its address may be in use already.
+            # If threads open it concurrently, the first array stays: its address may be in use already.
             self._open.setdefault(name, opened)
         return self._open[name]
 
     def _refuse(self, row: int) -> None:
-        """Say which file holds a row whose bytes are not those that were written.
+        """Report the file of a row with a wrong checksum.
 
         Raises:
             PackedSetError: always.
@@ -165,10 +164,10 @@ class Shards:
         )
 
     def here(self, name: str, sha256: str) -> Path:
-        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store.
+        """Local path of a file of the set, fetched first from an object store.
 
         Raises:
-            PackedSetError: it is not what was written; its content is compared once.
+            PackedSetError: its content, checked once, differs from its checksum.
         """
         if not self.local:
             return self.elsewhere().file(name, sha256)
@@ -178,7 +177,7 @@ class Shards:
         return self._folder / name
 
     def elsewhere(self) -> RemoteRows:
-        """The reader of shards that lie in an object store.
+        """Reader of shards in an object store.
 
         Raises:
             PackedSetError: the set has no checksums of rows.
@@ -202,20 +201,21 @@ class Shards:
             return self._remote
 
     def close(self) -> None:
-        """Ask an object store for nothing more, and let the cache's files go; local files need no closing."""
+        """Stop requests to an object store and release the cache's files; no effect on local files."""
         if self._remote is not None:
             self._remote.close()
 
 
 LARGE_BYTES = 4 << 20
-"""From here on two megabytes of a page are a small share; numpy asks for large pages from the same size on.
+"""Size from which memory is reused: huge pages of two megabytes are a small share, and numpy requests them too.
 
-Below, the C library hands out memory again by itself, and for less than a loan costs: 3 microseconds, a twentieth of
-what reading a megabyte takes."""
+Below it, the C library reuses memory for less than the cost of a loan: 3 microseconds, a twentieth of the time of
+reading a megabyte.
+"""
 
 
 class _Loan(weakref.ref[np.ndarray]):
-    """Watches an array, and knows the memory that comes back when it is gone."""
+    """Weak reference to an array that holds the memory to reclaim."""
 
     __slots__ = ("memory",)
     memory: mmap.mmap
@@ -235,14 +235,14 @@ class Buffers:
         self._lent: dict[int, _Loan] = {}
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """An array of undefined content."""
+        """Array of undefined content."""
         size = dtype.itemsize
         for length in shape:
             size *= length
         if size < LARGE_BYTES:
             return np.empty(shape, dtype=dtype)
         memory = self._of_size(size)
-        # Every view refers to this array and not to the memory: it is what must be gone.
+        # Every view refers to this array, not to the memory: its end releases the memory.
         owner = np.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize)
         loan = _Loan(owner, self._take_back)
         loan.memory = memory
@@ -256,19 +256,19 @@ class Buffers:
         self._free.append(self._lent.pop(id(loan)).memory)
 
     def _of_size(self, size: int) -> mmap.mmap:
-        """Memory that waits, if it is large enough and not much too large; else new."""
+        """Free memory of at most twice the size, or new memory."""
         try:
-            memory = self._free.pop()  # the one used last is in the cache
+            memory = self._free.pop()  # the most recently used is in the cache
         except IndexError:
             return _new_memory(size)
         return memory if size <= len(memory) <= 2 * size else _new_memory(size)
 
 
 def _new_memory(size: int) -> mmap.mmap:
-    """Memory of this process alone, in large pages where the system has them."""
+    """Private memory, in huge pages if available."""
     private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel that was built without them
+        with suppress(OSError):  # kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

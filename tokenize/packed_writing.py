@@ -1,4 +1,4 @@
-"""Writing shards of a packed set with what lies beside them, and whole small sets from memory."""
+"""Writers of the shards of a packed set with the files beside them, and of small packed sets from memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gristmill.tokenize.row_bytes import row_checksums
 
 
 def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
-    """Write a shard from its tokens (rows, sequence_length), which are in memory (see `write_blocks`)."""
+    """Write a shard from in-memory tokens (rows, sequence_length) (see `write_blocks`)."""
     return write_blocks(path, (tokens,), pieces, first)
 
 
@@ -41,8 +41,8 @@ def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, fir
 
     Args:
         path: the `.bin` file.
-        blocks: its tokens, (n, sequence_length) in the set's dtype at a time, each until the next one is asked for; at
-            least one, which may have no rows. They are asked for in another thread.
+        blocks: its tokens, (n, sequence_length) in the set's dtype at a time, each valid until the next; at least
+            one, which may have no rows. Consumed in another thread.
         pieces: PIECES_SCHEMA, ordered by row and start; a row without any counts as one piece.
         first: number of the shard's first row.
 
@@ -51,7 +51,7 @@ def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, fir
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    with ThreadPoolExecutor(1, "tokens") as pool:  # neither needs the interpreter for longer than moments
+    with ThreadPoolExecutor(1, "tokens") as pool:  # both release the GIL for most of their time
         writing = pool.submit(_write_tokens, path, blocks)
         write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
         write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
@@ -70,7 +70,7 @@ def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, fir
 
 
 class _Written(NamedTuple):
-    """What is known of a file of tokens behind its last block; `checksums` are those of its rows."""
+    """Shape, digest and row checksums of a written token file."""
 
     sequence_length: int
     sha256: str
@@ -78,21 +78,21 @@ class _Written(NamedTuple):
 
 
 def _write_tokens(path: Path, blocks: Iterable[np.ndarray]) -> _Written:
-    """Write a shard's tokens. Each block is hashed while it is in the processor's cache."""
-    whole, checksums, length = hashlib.sha256(), [], 0
+    """Write a shard's tokens; each block is hashed while in the cache."""
+    digest, checksums, length = hashlib.sha256(), [], 0
     with atomic_write(path) as sink:
         for block in blocks:
             rows = np.ascontiguousarray(block)
             length = rows.shape[1]
             checksums.append(row_checksums(rows))
             if rows.size:
-                whole.update(rows.data.cast("B"))
+                digest.update(rows.data.cast("B"))
                 sink.write(rows.data.cast("B"))
-    return _Written(length, whole.hexdigest(), np.concatenate(checksums))
+    return _Written(length, digest.hexdigest(), np.concatenate(checksums))
 
 
 def index_of(pieces: pa.Table) -> pa.Table:
-    """Each document's rows (`id`, `row`, once each), ordered by id, from a table of pieces."""
+    """Rows of each document (`id`, `row`, distinct), ordered by id, from a table of pieces."""
     words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
     words, row = words.take(order, axis=0), row[order]
@@ -111,7 +111,7 @@ def write_packed_set(
     """Write a whole packed set from memory, one shard, with no document pieces.
 
     Args:
-        folder: where to.
+        folder: of the set.
         rows: (R, L) tokens; row r is of the source at place r of the merged order.
         rows_per_source: source -> rows, R together.
         tokenizer: vocab_size, eos, pad, sha256.
@@ -129,10 +129,10 @@ def write_packed_set(
             raise PackedSetError(
                 f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of {tokenizer['vocab_size']}"
             )
-    none = PIECES_SCHEMA.empty_table()
-    shard = write_rows(folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), none)
+    no_pieces = PIECES_SCHEMA.empty_table()
+    shard = write_rows(folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces)
     held_out = {
-        source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), none)
+        source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), no_pieces)
         for source, part in checked.items()
     }
     write_json(

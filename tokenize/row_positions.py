@@ -1,4 +1,4 @@
-"""Each token's number within its document, row by row; apart from `packed_files.py`, which is read without numba."""
+"""Positions of tokens within their documents; a separate module, since `packed_files.py` must not import numba."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gristmill.dataprep.text.kernels import kernel
 
 @kernel
 def fill_positions(offsets: np.ndarray, bounds: np.ndarray, positions: np.ndarray) -> None:
-    """Write every token's number within its piece, and PADDING behind the last (see `Boundaries.positions`)."""
+    """Write every token's position within its piece, and PADDING after the last (see `Boundaries.positions`)."""
     for row in range(len(offsets) - 1):
         last = offsets[row + 1] - 1
         for entry in range(offsets[row], last):

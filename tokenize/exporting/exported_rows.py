@@ -1,6 +1,6 @@
-"""The rows of a packed set in the order in which they are exported, block by block, without their padding.
+"""Rows of a packed set in export order, block by block, without padding.
 
-Memory stays flat: shards are memory-mapped, and what belongs to pieces (32 bytes each) is laid out in a scratch file.
+Memory is bounded: shards are memory-mapped, and the fields of pieces (32 bytes each) are in a scratch file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gristmill.tokenize.packed_files import Boundaries, PackedSetError, join
 
 BLOCK_TOKENS = 1 << 21
 PIECE = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<i4"), ("copy", "<i4"), ("offset", "<i8")])
-"""Of a piece: its document's id as two words, and what PIECES_SCHEMA says besides its place."""
+"""Fields of a piece: its document's id as two words, and the columns of PIECES_SCHEMA except its place."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows, one after the other.
+    """Consecutive rows.
 
     Attributes:
-        tokens: of the documents, flat, in the set's dtype; padding is left out.
+        tokens: of the documents, flat, in the set's dtype, without padding.
         filled: int64 of shape (rows,), tokens of each row.
         lengths: int64 of shape (pieces,), tokens of each document piece.
         counts: int64 of shape (rows,), pieces of each row.
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Places:
-    """The document pieces of some rows, one after the other.
+    """Document pieces of consecutive rows.
 
     Attributes:
         rows: int64 of shape (rows,), their numbers in the packed set.
@@ -76,7 +76,7 @@ class Split:
         self.sequence_length = shards[0].tokens.shape[1] if shards else 1
 
     def blocks(self, first: int = 0, stop: int | None = None) -> Iterator[Block]:
-        """The rows at positions [first, stop) of the order, some at a time."""
+        """Rows at positions [first, stop) of the order, in blocks."""
         for positions in self._positions(first, stop):
             rows = self._rows_at(positions)
             tokens, bounds = np.empty((len(rows), self.sequence_length), dtype=self.dtype), self._boundaries(rows)
@@ -90,13 +90,13 @@ class Split:
             yield Block(flat, filled, *pieces_of(bounds))
 
     def places(self, first: int = 0, stop: int | None = None) -> Iterator[Places]:
-        """Where the document pieces at positions [first, stop) lie, some at a time."""
+        """Places of the document pieces at positions [first, stop), in blocks."""
         for positions in self._positions(first, stop):
             rows = self._rows_at(positions)
             yield Places(rows, *pieces_of(self._boundaries(rows)))
 
     def filled(self) -> Iterator[np.ndarray]:
-        """The tokens of each row (int64) in the order, some at a time."""
+        """Tokens of each row (int64) in order, in blocks."""
         for positions in self._positions(0, None):
             yield self._boundaries(self._rows_at(positions)).filled()
 
@@ -120,7 +120,7 @@ class Split:
         return join(parts).of(back)
 
     def scratch(self, folder: Path) -> Scratch:
-        """Lay out in a local folder what belongs to every piece, to be looked up by row."""
+        """Write the fields of every piece to a local folder, for lookups by row."""
         total = sum(len(shard.boundaries.bounds) - len(shard.boundaries) for shard in self._shards)
         first = np.memmap(folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,))
         pieces = np.memmap(folder / "pieces", dtype=PIECE, mode="w+", shape=(total,))
@@ -148,10 +148,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Scratch:
-    """What belongs to pieces, on disk.
+    """Fields of all pieces, on disk.
 
     Attributes:
-        first: int64 of shape (rows + 1,), where each row's pieces begin.
+        first: int64 of shape (rows + 1,), first piece of each row.
         pieces: PIECE of shape (pieces,).
     """
 
@@ -159,7 +159,7 @@ class Scratch:
     pieces: np.ndarray
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """The pieces (PIECE) of rows, in the order asked for."""
+        """Pieces (PIECE) of rows, in the requested order."""
         begin = np.asarray(self.first[rows])
         counts = self.first[rows + 1] - begin
         index = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
@@ -167,7 +167,7 @@ class Scratch:
 
 
 def pieces_of(bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of all pieces (int64), and how many each row has (int64)."""
+    """Lengths of all pieces (int64), and number of pieces of each row (int64)."""
     differences = np.diff(bounds.bounds.astype(np.int64))
     inner = np.ones(len(differences), dtype=bool)
     inner[bounds.offsets[1:-1] - 1] = False

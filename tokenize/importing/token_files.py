@@ -1,4 +1,4 @@
-"""Which files a source of tokens has, of which format, and what fingerprints them."""
+"""Files of a token source: their formats and fingerprints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD_BYTES = 16
 
 
 def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
-    """List what fingerprints a source of tokens: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+    """Fingerprints of a token source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
 
     Raises:
         SourceError: as in `token_files`.
@@ -42,46 +42,50 @@ def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) ->
 
 
 def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
-    """The files of a source of tokens, sorted by name.
+    """Files of a token source, sorted by name.
 
     Args:
         name: the source's name, for messages.
-        source: its section of the manifest; only `tokens` and `format` are looked at.
+        source: its section of the manifest; only `tokens` and `format` are read.
 
     Raises:
-        SourceError: the path matches nothing that holds tokens, or the format cannot be told.
+        SourceError: the path matches no token files, or the format cannot be determined.
     """
-    asked = source["format"]
-    kind, found = _found(name, source)
-    by_name = {item.name: item for item in found}
-    wanted = [item for item in sorted(found, key=lambda item: item.name) if _is_wanted(item.name, asked, kind)]
-    files = [file for item in _without_inner_indices(wanted) for file in _files(name, item, by_name, asked)]
+    format_name = source["format"]
+    kind, listing = _found(name, source)
+    by_name = {item.name: item for item in listing}
+    token_items = [
+        item for item in sorted(listing, key=lambda item: item.name) if _is_wanted(item.name, format_name, kind)
+    ]
+    files = [file for item in _without_inner_indices(token_items) for file in _files(name, item, by_name, format_name)]
     if not files:
-        endings = " ".join(ENDINGS[asked])
+        endings = " ".join(ENDINGS[format_name])
         raise SourceError(
-            f"source {name!r}: {source['tokens']} holds no tokens of format {asked} ({endings}); correct "
+            f"source {name!r}: {source['tokens']} holds no tokens of format {format_name} ({endings}); correct "
             "`tokens:` or `format:`"
         )
     return files
 
 
 def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
-    """What kind of path it is, and all its files, with those that lie beside them."""
+    """Kind of a source's path, and all its files with those beside them."""
     path, key = str(source["tokens"]), f"source {name!r}"
     if PurePosixPath(path).name == MDS_INDEX:
         path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
-    kind, found = find_at(key, path)
-    if kind == "missing":  # Megatron-LM names a set by what its two files have in common
+    kind, listing = find_at(key, path)
+    if kind == "missing":  # Megatron-LM names a set by the common prefix of its two files
         path = f"{path}.bin"
-        kind, found = find_at(key, path)
-    if not found:
-        what = {"missing": "does not exist", "glob": "matches no file", "folder": "is an empty folder"}[kind]
-        raise SourceError(f"source {name!r}: {source['tokens']} {what}; correct its path")
+        kind, listing = find_at(key, path)
+    if not listing:
+        problem = {"missing": "does not exist", "glob": "matches no file", "folder": "is an empty folder"}[kind]
+        raise SourceError(f"source {name!r}: {source['tokens']} {problem}; correct its path")
     for ending, beside in BESIDE.items():
         if kind != "folder" and path.endswith(ending):
-            known = {item.name for item in found}
-            found += [item for item in find_at(key, path.removesuffix(ending) + beside)[1] if item.name not in known]
-    return kind, found
+            listed_names = {item.name for item in listing}
+            listing += [
+                item for item in find_at(key, path.removesuffix(ending) + beside)[1] if item.name not in listed_names
+            ]
+    return kind, listing
 
 
 def _is_wanted(name: str, asked: str, kind: str) -> bool:
@@ -91,11 +95,11 @@ def _is_wanted(name: str, asked: str, kind: str) -> bool:
 
 
 def _without_inner_indices(items: Sequence[Found]) -> Iterator[Found]:
-    """The index of a merged set names the shards of the sets below it too, whose own ones are left out."""
+    """Drop the indices of merged subsets: the outer index already lists their shards."""
     outer = [PurePosixPath(item.name).parent for item in items if PurePosixPath(item.name).name == MDS_INDEX]
     for item in items:
         folder = PurePosixPath(item.name).parent
-        if PurePosixPath(item.name).name != MDS_INDEX or not any(other in folder.parents for other in outer):
+        if PurePosixPath(item.name).name != MDS_INDEX or not any(parent in folder.parents for parent in outer):
             yield item
 
 
@@ -116,7 +120,7 @@ def _files(name: str, item: Found, by_name: Mapping[str, Found], asked: str) -> 
 
 
 def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
-    """The format of a file, by its ending, what lies beside it and how it begins."""
+    """Format of a file, from its ending, its companions and its first bytes."""
     if PurePosixPath(item.name).name == MDS_INDEX:
         return "mds"
     if item.name.endswith(".npy"):
@@ -145,12 +149,12 @@ def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterato
         item = by_name.get(str(folder / data)) or by_name.get(str(folder / shard["raw_data"]["basename"]))
         if item is None:
             raise SourceError(f"source {name!r}: {folder / data} is missing, which {index.name} names")
-        kept = {key: shard[key] for key in ("column_names", "column_encodings", "column_sizes", "samples")}
+        shard_fields = {key: shard[key] for key in ("column_names", "column_encodings", "column_sizes", "samples")}
         is_packed = item.name == str(folder / data) and packed
         yield TokenFile(
             str(folder / shard["raw_data"]["basename"]),
             item.location,
             item.size,
             "mds",
-            shard={**kept, "compression": shard["compression"] if is_packed else None},
+            shard={**shard_fields, "compression": shard["compression"] if is_packed else None},
         )

@@ -57,7 +57,7 @@ class FileCache:
             used = self._opened(f"{sha256}{LOCK}", stack)
             _lock(used, fcntl.LOCK_SH, wait=True)
             if not _is_whole(path, size):
-                # Who fetches has a lock of its own: users keep theirs, and would let nobody fetch what is gone.
+                # Fetching has a separate lock: users keep theirs, which would block fetching a dropped file again.
                 fcntl.flock(used, fcntl.LOCK_UN)
                 if not _lock(self._opened(f"{sha256}{FETCH}{LOCK}", stack), fcntl.LOCK_EX, wait):
                     return None
@@ -74,12 +74,12 @@ class FileCache:
         return descriptor
 
     def drop(self, sha256: str) -> None:
-        """Remove a file that turned out to be damaged; who has it open keeps what it has open."""
+        """Remove a damaged file; processes that have it open keep their copy."""
         (self._folder / sha256).unlink(missing_ok=True)
         self._release(sha256)
 
     def close(self) -> None:
-        """Let go of all files, so that room can be made of them."""
+        """Release all files, so that they can be evicted."""
         for sha256 in list(self._held):
             self._release(sha256)
 
@@ -103,7 +103,7 @@ class FileCache:
         return True
 
     def _reserve(self, part: Path, size: int, needed: bool) -> bool:
-        """Make room for a file, and take it up at once so that no other process does."""
+        """Evict files and allocate the space at once, so that no other process takes it."""
         with self._alone():
             part.unlink(missing_ok=True)
             if not self._make_room(size) and not needed:
@@ -121,13 +121,13 @@ class FileCache:
 
     def _make_room(self, size: int) -> bool:
         files = sorted(self._files())
-        taken = sum(file_size for _, _, file_size in files)
+        used_bytes = sum(file_size for _, _, file_size in files)
         for _, name, file_size in files:
-            if taken + size <= self._limit:
+            if used_bytes + size <= self._limit:
                 break
             if self._remove_unused(self._folder / name):
-                taken -= file_size
-        return taken + size <= self._limit
+                used_bytes -= file_size
+        return used_bytes + size <= self._limit
 
     def _remove_unused(self, file: Path) -> bool:
         lock = os.open(file.with_name(f"{file.name.removesuffix(PART)}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -140,13 +140,13 @@ class FileCache:
             os.close(lock)
 
     def _files(self) -> Iterator[tuple[int, str, int]]:
-        """Time of last use, name and size of every file."""
+        """Last use, name and size of every file."""
         for file in self._folder.iterdir():
             if file.name.endswith(LOCK):
                 continue
             with suppress(FileNotFoundError):  # another process has just finished or dropped it
-                found = file.stat()
-                yield found.st_mtime_ns, file.name, found.st_size
+                status = file.stat()
+                yield status.st_mtime_ns, file.name, status.st_size
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -159,7 +159,7 @@ class FileCache:
 
 
 def default_folder() -> Path:
-    """Where fetched shards lie if no folder was named: below the user's cache folder (XDG base directories)."""
+    """Default folder of fetched shards: below the user's cache folder (XDG base directories)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "stream"
 
 

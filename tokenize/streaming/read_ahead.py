@@ -1,4 +1,4 @@
-"""Reading ahead: the results of coming steps, computed in threads, handed out in their order."""
+"""Prefetching: results of future steps, computed in threads and returned in order."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class ReadAhead(Generic[T]):
         self.waited_seconds = 0.0
 
     def take(self, step: int) -> T:
-        """The result of a step. Steps that follow one another were read ahead; any other one starts over there."""
+        """Return the result of a step; consecutive steps are prefetched, any other step restarts the prefetch."""
         if self._pool is None:
-            begun = time.perf_counter()
+            wait_start = time.perf_counter()
             try:
                 return self._read(step)
             finally:
-                self.waited_seconds += time.perf_counter() - begun
+                self.waited_seconds += time.perf_counter() - wait_start
         with self._come:
             if step != self._taken:
                 self._start_at(step)
@@ -62,16 +62,16 @@ class ReadAhead(Generic[T]):
                 self._reading += 1
                 self._pool.submit(self._read_on)
             if step not in self._results:
-                begun = time.perf_counter()
+                wait_start = time.perf_counter()
                 self._come.wait_for(lambda: step in self._results)
-                self.waited_seconds += time.perf_counter() - begun
+                self.waited_seconds += time.perf_counter() - wait_start
             result, error = self._results.pop(step)
         if error is not None:
             raise error
         return result  # type: ignore[return-value]  # None only where `read` returned it
 
     def close(self) -> None:
-        """Read no further; a read that is under way ends by itself."""
+        """Stop prefetching; running reads finish by themselves."""
         with self._come:
             self._start_at(0)
             self._end = 0
@@ -84,7 +84,7 @@ class ReadAhead(Generic[T]):
         self._taken = self._begun = step
 
     def _read_on(self) -> None:
-        """Read steps until there is no room for more."""
+        """Read steps while there is room."""
         while True:
             with self._come:
                 step, turn = self._begun, self._turn
@@ -92,10 +92,10 @@ class ReadAhead(Generic[T]):
                     self._reading -= 1
                     return
                 self._begun += 1
-            found = self._outcome(step)
+            outcome = self._outcome(step)
             with self._come:
                 if turn == self._turn:
-                    self._results[step] = found
+                    self._results[step] = outcome
                     self._come.notify()
 
     def _outcome(self, step: int) -> tuple[T | None, BaseException | None]:

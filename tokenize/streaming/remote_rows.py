@@ -84,10 +84,10 @@ class RemoteRows:
         self._filling: threading.Thread | None = None
 
     def fill(self, wanted: Sequence[Wanted], out: np.ndarray) -> None:
-        """Put rows of several shards into a batch (n, L); returns when all are there and right.
+        """Copy rows of several shards into a batch (n, L); returns once all are present and verified.
 
         Raises:
-            StoreUnavailableError: a row could not be had in time; names the object.
+            StoreUnavailableError: a row could not be read in time; names the object.
         """
         requests = []
         for shard, rows, places in wanted:
@@ -98,7 +98,7 @@ class RemoteRows:
             request.result()
 
     def file(self, name: str, sha256: str) -> Path:
-        """A whole file of the set on the local disk, whatever the limit of the cache: for what is small and needed."""
+        """Fetch a small required file of the set to the local disk, regardless of the cache limit."""
         with self._lock:
             one_at_a_time = self._locks.setdefault(sha256, threading.Lock())
         with one_at_a_time:
@@ -108,13 +108,13 @@ class RemoteRows:
         return path
 
     def keep_shards(self) -> None:
-        """Begin to fetch whole shards, as many as fit, in a thread of its own."""
+        """Start a thread that fetches whole shards, as many as fit."""
         if self._filling is None:
             self._filling = threading.Thread(target=self._fetch_shards, name="shard-cache", daemon=True)
             self._filling.start()
 
     def close(self) -> None:
-        """Ask the store for nothing more, and let go of the cache's files."""
+        """Stop requests to the store and release the cache's files."""
         self._patience.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._filling is not None:
@@ -124,13 +124,13 @@ class RemoteRows:
 
     @property
     def shards_here(self) -> list[int]:
-        """Numbers of the shards that are read from the local disk."""
+        """Numbers of the shards read from the local disk."""
         return sorted(self._here)
 
     def _take_from_disk(
         self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Fill in what the local disk has, and return what is still to be read."""
+        """Fill in rows from the local disk, and return those still to be read."""
         tokens = self._here.get(shard)
         if tokens is None:
             return rows, places
@@ -146,7 +146,7 @@ class RemoteRows:
         return rows[wrong], places[wrong]
 
     def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Which rows (as indices into `rows`) are read with one request each."""
+        """Indices into `rows` for each request."""
         by_place = np.argsort(rows, kind="stable")
         requests: list[np.ndarray] = []
         first = 0
@@ -158,7 +158,7 @@ class RemoteRows:
         return requests
 
     def _apart(self, first: int, last: int, row: int) -> bool:
-        """Whether a row is too far from the ones before it to be read along with them."""
+        """Whether a row is too far from the previous ones to share their request."""
         return (row - last - 1) * self._row_bytes > GAP_BYTES or (
             row + 1 - first
         ) * self._row_bytes > LARGEST_REQUEST_BYTES
@@ -169,9 +169,9 @@ class RemoteRows:
 
         def place(content: bytes) -> None:
             """Put the rows where they belong, right or wrong: nobody looks there before all are right."""
-            found = np.frombuffer(content, dtype=self._dtype).reshape(-1, self._length)[rows - first]
-            out[places] = found
-            wrong = row_checksums(found) != expected
+            row_tokens = np.frombuffer(content, dtype=self._dtype).reshape(-1, self._length)[rows - first]
+            out[places] = row_tokens
+            wrong = row_checksums(row_tokens) != expected
             if wrong.any():
                 raise WrongContentError(f"row {rows[wrong][0]} of the shard has another checksum than the set says")
 
@@ -186,10 +186,10 @@ class RemoteRows:
         return self._sums[shard]
 
     def _fetch_shards(self) -> None:
-        """Fetch the shards that fit; those that another process is fetching are looked at again at the end."""
-        chosen = shards_that_fit([self._bytes(entry) for entry in self._shards], self._limit)
+        """Fetch the shards that fit; those being fetched by another process are retried at the end."""
+        fitting_shards = shards_that_fit([self._bytes(entry) for entry in self._shards], self._limit)
         for wait in (False, True):
-            for shard in chosen:
+            for shard in fitting_shards:
                 if self._patience.stopped:
                     return
                 if shard not in self._here:
@@ -218,7 +218,7 @@ class RemoteRows:
 
 
 def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
-    """Numbers of the shards that are kept on the local disk: from the first on, all that fit together."""
+    """Numbers of the shards kept on the local disk: the longest prefix within the limit."""
     return np.flatnonzero((np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)).tolist()
 
 
@@ -245,7 +245,7 @@ class Objects:
         self._timeout = {"timeout": timeout_seconds} if is_async else {}
 
     def read(self, name: str, start: int, end: int, check: Callable[[bytes], None] = lambda content: None) -> bytes:
-        """Bytes [start, end) of an object; `check` raises where they are wrong, and they are asked for again."""
+        """Read bytes [start, end) of an object; `check` raises for wrong content, which is requested again."""
         path = self._folder / name
 
         def attempt() -> bytes:
@@ -258,12 +258,12 @@ class Objects:
         return self._patience.ask(f"bytes {start} to {end} of {path}", attempt)
 
     def size(self, name: str) -> int:
-        """Bytes of an object."""
+        """Size of an object in bytes."""
         path = self._folder / name
         return self._patience.ask(str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"]))
 
     def copy(self, name: str, size: int, sha256: str, sink: BinaryIO) -> None:
-        """Copy a whole object into a local file, which holds the right bytes when this returns."""
+        """Copy a whole object into a local file and verify its checksum."""
 
         def attempt() -> None:
             sink.seek(0)
@@ -279,4 +279,4 @@ class Objects:
 
 
 class WrongContentError(OSError):
-    """An object store answered with other bytes than the packed set's checksums say."""
+    """Content from an object store that differs from the packed set's checksums."""
