@@ -140,7 +140,7 @@ def train_loop(
     Args:
         model: float32 weights on the training device; under torchrun sharded by FSDP (`fully_shard`).
         rows: a stream with a batch_size, the rows of a step over all ranks; the loop distributes them, so its rank and
-        world_size are left out. Its order starts at the first row.
+            world_size are left out. Its order starts at the first row.
         steps: of the whole training.
         folder: of checkpoints, metrics.jsonl and TensorBoard's files.
         losses: function from the model and a batch to the loss of each token, or of each preference pair.
@@ -155,7 +155,7 @@ def train_loop(
 
     Raises:
         ValueError: the stream has no batch_size, or is a rank's share; the model is on another device than the
-        training; the optimizer is sophia; or a precision is set.
+            training; the optimizer is sophia; or a precision is set.
         pydantic.ValidationError: a setting is wrong or unknown.
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is saved.
         gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.

@@ -145,7 +145,7 @@ def open_session(
 
     Raises:
         gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is missing or unusable, or its
-        listing is not allowed.
+            listing is not allowed.
         UnknownStageError: the stage does not exist.
         gristmill.flows.store.store.StoreLocationError: the location cannot hold a store.
     """

@@ -58,15 +58,15 @@ ENDPOINT = "see that it can be reached from here; AWS_ENDPOINT_URL names the add
 
 
 class StoreLocationError(ValueError):
-    """There can be no store at a place, with what to give instead."""
+    """A location cannot hold a store; the message says what to give instead."""
 
 
 def store_at(option: str | None) -> Store:
-    """The store that an option names, otherwise GRISTMILL_STORE, otherwise the default; it need not exist yet.
+    """Store of an option, else of GRISTMILL_STORE, else the default; it need not exist yet.
 
     Raises:
-        StoreLocationError: a file is there, only this process would see it, no library here opens such URLs, there is
-            no such bucket, or it is not open to these credentials.
+        StoreLocationError: the location is a file or in this process's memory, no installed library opens such URLs,
+            or the bucket does not exist or is not open to these credentials.
     """
     location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
     remember_secrets(location)

@@ -19,7 +19,7 @@ class TrainedRows:
         ids: (n, t) int64.
         trained: (n, t) bool, True for tokens predicted from those before them, never the first of a row. None: all.
         positions: (n, t) int32, each token's position within its document, negative in the padding; None if the model
-        sees a row as one document.
+            sees a row as one document.
     """
 
     ids: np.ndarray

@@ -21,7 +21,7 @@ class Sampling:
     Attributes:
         temperature: logits are divided by it; 0 is greedy.
         top_p: sample from the smallest set of likeliest ids with this share of the probability (Holtzman et al. 2020);
-        1 samples from all.
+            1 samples from all.
         seed: with the prompt, determines every draw.
 
     Raises:

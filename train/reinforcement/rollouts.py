@@ -35,7 +35,7 @@ class Generated:
         tokens: ids, including the stop token; of several turns including the text between them.
         ended: True with a stop token, False if truncated.
         drawn: True for sampled ids; the others are answers of tools and the template's text around them. All are
-        sampled if absent.
+            sampled if absent.
         used: calls of tools with their answers, in order.
         logps: log-probabilities of the ids by an external engine; 0 for ids not sampled.
     """
@@ -100,7 +100,7 @@ class Rollouts:
         drawn: (N, R) bool, the sampled tokens of the answers; None without tools: all tokens.
         used: (N, 3) int64, turns, calls of tools and failed calls of each answer; None without tools.
         old, reference, values: (N, R) float32, log-probabilities of the tokens under the sampling policy and under the
-        reference, and the critic's estimates before each token.
+            reference, and the critic's estimates before each token.
         advantages, returns: (N, R) float32.
         weights: (N, R) float32, see surrogate.token_weights.
         flat: (N,) bool, True if the group has equal rewards.

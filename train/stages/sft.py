@@ -153,7 +153,7 @@ def taught_turns(
 
     Raises:
         gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions are of other weights or rows, or
-        of another vocabulary than the student's.
+            of another vocabulary than the student's.
     """
     key = teacher_key(
         teacher_folder(distill, inputs),
