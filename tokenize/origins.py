@@ -86,7 +86,7 @@ def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int])
 
 
 def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """What an annotation table says of some rows, without what is null."""
+    """Non-null values of an annotation table for some rows."""
     names = [
         name
         for name in column_names(path)

@@ -196,7 +196,7 @@ class PackedSet:
 
     @property
     def local(self) -> bool:
-        """Whether its files are on a local disk."""
+        """Return whether its files are on a local disk."""
         return self._shards.local
 
     def close(self) -> None:
@@ -290,7 +290,7 @@ class PackedSet:
 
     @property
     def has_ledger(self) -> bool:
-        """Whether the set has a ledger of its documents: it was mixed, or it holds examples."""
+        """Return whether the set has a ledger of its documents: it was mixed, or it holds examples."""
         return (self.folder / ledger_name(0, self.manifest.get(LEDGERS, 1))).exists()
 
     def open_training(self, compare: bool = True) -> list[OpenShard]:

@@ -118,7 +118,7 @@ def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-
 
 @inner_kernel
 def _address(addresses, ends, row, size):  # type: ignore[no-untyped-def]
-    """Where `size` bytes of a row lie in memory; anywhere if there is no such row, or its shard is not open."""
+    """Address of `size` bytes of a row; arbitrary if there is no such row, or its shard is not open."""
     shard = min(np.searchsorted(ends, row, side="right"), len(ends) - 1)
     return addresses[shard] + np.uint64((row - (ends[shard - 1] if shard else 0)) * size)
 

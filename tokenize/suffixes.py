@@ -123,7 +123,7 @@ def _tokens_left(place, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_before(place, other_place, n, rows):  # type: ignore[no-untyped-def]
-    """Whether the suffix of a place precedes that of another; both have at least n tokens."""
+    """Return whether the suffix of a place precedes that of another; both have at least n tokens."""
     first, second = _address(place, rows), _address(other_place, rows)
     for at in range(n):  # most differ here, without looking up their ends
         token, other_token = _token(first, at, rows.wide), _token(second, at, rows.wide)

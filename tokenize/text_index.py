@@ -1,19 +1,19 @@
-"""The stage `text_index`: the places of training rows in the order of what follows them, to find passages by.
+"""Stage `text_index`: the places of training rows in suffix order, for finding passages.
 
     index.json           `shortest_span`, `bits` of a bucket's number, `partitions`, `places`, `dtype` of the files
     places-00000.bin     the places of a partition, by bucket and within it by suffix (`suffixes.py`)
-    prints-00000.bin     of each place eight more bits of its hash
-    buckets-00000.bin    where each of its buckets begins among them, and behind the last one its end
+    prints-00000.bin     eight more bits of the hash of each place
+    buckets-00000.bin    first place of each of its buckets, and the end of the last
 
 It is a suffix array (Manber & Myers 1993), cut into buckets by the hash of the first tokens: a passage is found by one
-look at its bucket and a search in it, with all its places counted, however many they are. Nothing is left out: the
-longest passage from any token on is found exactly. A place is row x L + start; passages never go on behind the end of a
-row or of a document's piece in it, as a training sees none that do.
+lookup of its bucket and a search in it, with all its places. The search is exact: it finds the longest passage from any
+token on. A place is row x L + start; passages never cross the end of a row or of a document's piece, since training
+sees none that do.
 
 A question that finds the index on the disk reads two pages for each token of the text, of `buckets` and `prints`; the
-prints leave one in thirty of what is not there. Of what may be there it reads a page of `places` and one of the rows.
-All pages of a kind are asked for at once, and without those around them: page faults wait for one after another, and
-read 128 KiB for each.
+prints pass one in thirty absent n-grams. For each remaining candidate it reads a page of `places` and one of the rows.
+All pages of a kind are prefetched at once, without their neighbours: page faults are sequential, and each reads
+128 KiB.
 
 Two jobs. `grams` goes over the shards of rows and sends each place to the partition of its bucket, `sort` orders a
 partition. A task of the first holds CHUNK_TOKENS places at a time (100 MB), one of the second 4 bytes, or 8 beyond 2^32
@@ -54,12 +54,12 @@ HEADER, FORMAT = "index.json", 2
 GRAMS = "grams"
 CHUNK_TOKENS = 1_000_000
 PLACE_BYTES = 12
-"""Of a place on its way to its partition, with its bucket."""
+"""Bytes of a place sent to its partition, with its bucket."""
 BUCKET_PLACES = 8
-"""Places in a bucket, on average: so few that a search in it costs no more than the look at it."""
+"""Average places per bucket: few enough that searching costs no more than the lookup."""
 MOST_BITS = 32
 MOST_PRINTS = 4096
-"""Of a bucket with more places the prints are not read: it is long because an n-gram comes often, and is searched."""
+"""Largest bucket whose prints are read: larger ones hold frequent n-grams and are searched directly."""
 MOST_ROWS = 16
 """A search looks at about so many places; of a longer part it is not known beforehand which ones."""
 AHEAD_TOKENS = 64
@@ -68,15 +68,15 @@ AHEAD_TOKENS = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tasks of the stage have in common.
+    """Common settings of the stage's tasks.
 
     Attributes:
         packed: the set.
         shortest: tokens of the shortest passage.
         bits: of a bucket's number.
-        partition_bits: the first of them say which partition it is in.
+        partition_bits: leading bits of it that number the partition.
         dtype: of places, little-endian.
-        out: where to.
+        out: output folder.
     """
 
     packed: PackedSet
@@ -87,12 +87,12 @@ class Plan:
     out: Path
 
     def rows(self) -> MappedRows:
-        """The rows of the set, mapped."""
+        """Mapped rows of the set."""
         return map_rows(self.packed)
 
 
 def map_rows(packed: PackedSet) -> MappedRows:
-    """The training rows of a set, mapped; of a set in a store, as copies on this machine's disk."""
+    """Map the training rows of a set; those in an object store are copied to the local disk."""
     return MappedRows(packed.open_training(compare=False), packed.sequence_length, packed.dtype)
 
 
@@ -151,7 +151,7 @@ def _shards(packed: PackedSet) -> list[Task]:
 
 
 def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
-    """Send every place in a shard that a passage may begin at to the partition of its bucket."""
+    """Send every possible start of a passage in a shard to the partition of its bucket."""
     mapped, length = plan.rows(), plan.packed.sequence_length
     first, last = task.payload["first"], task.payload["last"]
     at_a_time = max(1, CHUNK_TOKENS // length)
@@ -166,7 +166,7 @@ def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
 
 
 def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
-    """Write the places of a partition in their order, and where its buckets begin."""
+    """Write the sorted places of a partition and the starts of its buckets."""
     partition, size = task.payload["partition"], 1 << (plan.bits - plan.partition_bits)
     first, counts = partition * size, np.zeros(size + 1, np.int64)
     if not sent.is_nothing:
@@ -189,27 +189,27 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
 
 
 def places_name(partition: int) -> str:
-    """The name of the file of a partition's places."""
+    """File name of a partition's places."""
     return f"places-{partition:05d}.bin"
 
 
 def prints_name(partition: int) -> str:
-    """The name of the file of their prints."""
+    """File name of a partition's prints."""
     return f"prints-{partition:05d}.bin"
 
 
 def buckets_name(partition: int) -> str:
-    """The name of the file that says where a partition's buckets begin."""
+    """File name of the starts of a partition's buckets."""
     return f"buckets-{partition:05d}.bin"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A part of a text that stands in training rows.
+    """Part of a text that occurs in training rows.
 
     Attributes:
-        begin, tokens: which tokens of the text it has.
-        places: where it stands, row x L + start, in no order that means anything.
+        begin, tokens: its first token in the text and its length.
+        places: its occurrences, row x L + start, in no particular order.
     """
 
     begin: int
@@ -218,7 +218,7 @@ class Passage:
 
 
 class Partition(NamedTuple):
-    """The files of a partition, mapped."""
+    """Mapped files of a partition."""
 
     places: np.ndarray
     prints: np.ndarray
@@ -226,12 +226,12 @@ class Partition(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is looked for in one partition.
+    """Candidates of a text's n-grams in one partition.
 
     Attributes:
         held: the partition.
         begins: int64 (k,), places in the text.
-        firsts, lasts: int64 (k,), where in the partition the n tokens from there on may be.
+        firsts, lasts: int64 (k,), range of the partition that may hold the n-gram at each place.
     """
 
     held: Partition
@@ -291,21 +291,21 @@ class OpenIndex:
         ]
 
     def _look_ahead(self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray) -> list[Part]:
-        """Where a text's n-grams may be, which the system is then reading; those that are nowhere are left out."""
+        """Candidate ranges of a text's n-grams, being prefetched; n-grams without candidates are left out."""
         each = [
             (self._partition(number), np.flatnonzero(owners == number), number * self._per_partition)
             for number in np.unique(owners).tolist()
         ]
-        for held, begins, first in each:
-            read_ahead(held.starts, buckets[begins] - first, buckets[begins] - first + 2)
+        for mapped_files, begins, first in each:
+            read_ahead(mapped_files.starts, buckets[begins] - first, buckets[begins] - first + 2)
         parts = [
             Part(
-                held,
+                mapped_files,
                 begins,
-                held.starts[buckets[begins] - first].astype(np.int64),
-                held.starts[buckets[begins] - first + 1].astype(np.int64),
+                mapped_files.starts[buckets[begins] - first].astype(np.int64),
+                mapped_files.starts[buckets[begins] - first + 1].astype(np.int64),
             )
-            for held, begins, first in each
+            for mapped_files, begins, first in each
         ]
         for part in parts:
             short = part.lasts - part.firsts <= MOST_PRINTS
@@ -340,10 +340,10 @@ class OpenIndex:
         if number not in self._open:
             names = (places_name(number), prints_name(number), buckets_name(number))
             dtypes = (self._dtype, np.dtype(np.uint8), self._dtype)
-            held = Partition(
+            mapped_files = Partition(
                 *(read_tokens(self._folder / name, dtype) for name, dtype in zip(names, dtypes, strict=True))
             )
-            for one in held:
-                expect_far_reads(one)
-            self._open[number] = held
+            for array in mapped_files:
+                expect_far_reads(array)
+            self._open[number] = mapped_files
         return self._open[number]

@@ -60,7 +60,7 @@ _COUNTED, _WRITTEN, _COMPARED, _SLICED, _JOINED, _CHARGED = (
 
 
 class _Budget(threading.local):
-    """What the rendering of this thread may still do."""
+    """Remaining budget of this thread's rendering."""
 
     work = MOST_WORK
     characters = MOST_CHARACTERS

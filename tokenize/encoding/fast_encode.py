@@ -213,7 +213,7 @@ def replace_stand_ins(
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether an error is a Rust panic, which is not an Exception."""
+    """Return whether an error is a Rust panic, which is not an Exception."""
     return type(error).__name__ == "PanicException"
 
 

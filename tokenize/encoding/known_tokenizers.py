@@ -190,7 +190,7 @@ COMPOSING = frozenset("<=>" + string.ascii_letters)
 
 
 def _same_normalized(content: str, normalized: bool) -> bool:
-    """Whether NFC before or after splitting at an added token gives the same text."""
+    """Return whether NFC before or after splitting at an added token gives the same text."""
     return (
         content.isascii() and not MADE_BY_NFC.intersection(content) and not (normalized and content[-1:] in COMPOSING)
     )

@@ -137,7 +137,7 @@ _1, _2, _3, _61, _62, _63, _64 = (np.uint64(bits) for bits in (1, 2, 3, 61, 62, 
 
 @inlined_kernel
 def _has_listed(data: np.ndarray, at: int, end: int, leads: np.uint64, listed: Listed) -> bool:
-    """Whether a listed code point begins at a set bit of data[at:at + 64]; the last byte never counts."""
+    """Return whether a listed code point begins at a set bit of data[at:at + 64]; the last byte never counts."""
     remaining, near = leads, np.uint8(0)
     while remaining != 0:
         place = np.uint64(at) + trailing_zeros(remaining)

@@ -297,7 +297,7 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether tokens spell one byte per character."""
+    """Return whether tokens spell one byte per character."""
     return "ByteLevel(" in f"{tokenizer.pre_tokenizer!r} {tokenizer.decoder!r}"
 
 

@@ -40,23 +40,23 @@ from gristmill.tokenize.packed import PackedSet
 FORMATS = ("llmc", "megatron", "memmap", "olmo", "mds")
 SHARDED = ("llmc", "olmo")
 SPLITS = {"train": "train", "validation": "val"}
-"""Side of the packed set -> what its files are called."""
+"""Side of the packed set -> prefix of its files."""
 SHARD_TOKENS = 100_000_000
-"""Tokens per file, where there are several: as dev/data/fineweb.py of llm.c cuts them."""
+"""Tokens per file of sharded formats, as in dev/data/fineweb.py of llm.c."""
 
 
 class ExportError(RuntimeError):
-    """The export that was asked for cannot be written."""
+    """An export that cannot be written."""
 
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """What one file holds.
+    """Rows of one exported file.
 
     Attributes:
         name: of the file, without its ending.
         first: first position in the order.
-        stop: the one after the last.
+        stop: end of its positions.
         tokens: of documents.
     """
 
@@ -128,16 +128,16 @@ def export_tokens(
 
 
 def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[ExportedFile]:
-    """Which rows go into which file: as many whole ones as `shard_tokens` hold, in order."""
+    """Assign rows to files in order: as many whole rows per file as `shard_tokens` hold."""
     shards: list[ExportedFile] = []
-    several, first, held, at = form in SHARDED, 0, 0, 0
+    several, first, file_tokens, position = form in SHARDED, 0, 0, 0
     for part in rows.filled():
         for filled in part.tolist():
-            if several and held + filled > shard_tokens:
-                shards.append(ExportedFile(_name(form, prefix, len(shards)), first, at, held))
-                first, held = at, 0
-            held, at = held + filled, at + 1
-    return [*shards, ExportedFile(_name(form, prefix, len(shards)), first, at, held)]
+            if several and file_tokens + filled > shard_tokens:
+                shards.append(ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens))
+                first, file_tokens = position, 0
+            file_tokens, position = file_tokens + filled, position + 1
+    return [*shards, ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens)]
 
 
 def _name(form: str, prefix: str, number: int) -> str:

@@ -50,7 +50,7 @@ def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
 
 
 def megatron_dtype(dtype: np.dtype) -> np.dtype:
-    """What Megatron stores tokens as, which are of this dtype here."""
+    """Megatron's storage dtype for tokens of a set's dtype."""
     return np.dtype("<u2") if dtype.itemsize == 2 else np.dtype("<i4")
 
 
@@ -197,7 +197,7 @@ in the packed set, `id`, `source`, `copy` and `offset` within the document.
 
 
 def readme(form: str, tokenizer: Mapping[str, Any], dtype: str) -> str:
-    """How to read an export: markdown.
+    """Instructions for reading an export, in Markdown.
 
     Args:
         form: the format.

@@ -155,7 +155,7 @@ def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any
 
 
 def is_llmc(head: bytes) -> bool:
-    """Whether a file begins with a magic of llm.c."""
+    """Return whether a file begins with a magic of llm.c."""
     first = int.from_bytes(head[:4], "little")
     return first in (LLMC_MAGIC, LLMC_WIDE_MAGIC, LLMC_EVALUATION_MAGIC)
 

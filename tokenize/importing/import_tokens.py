@@ -212,7 +212,7 @@ def _look(folder: str, task: Task) -> Done:
 
 
 def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
-    """Whether every other 16-bit token is 0, as in 32-bit tokens read at the wrong width."""
+    """Return whether every other 16-bit token is 0, as in 32-bit tokens read at the wrong width."""
     if dtype.itemsize != 2 or not len(begin):
         return False
     first = int(begin[0])

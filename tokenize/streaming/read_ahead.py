@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """What `read(step)` returns for one step after the other, at most `depth` of them ahead.
+    """Results of `read(step)` for consecutive steps, read at most `depth` steps ahead.
 
     The results are those of calling `read` in place: threads change when it runs, never what comes out. An error of
     a step is raised where that step is taken, after all steps before it.

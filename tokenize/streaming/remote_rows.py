@@ -158,7 +158,7 @@ class RemoteRows:
         return requests
 
     def _apart(self, first: int, last: int, row: int) -> bool:
-        """Whether a row is too far from the previous ones to share their request."""
+        """Return whether a row is too far from the previous ones to share their request."""
         return (row - last - 1) * self._row_bytes > GAP_BYTES or (
             row + 1 - first
         ) * self._row_bytes > LARGEST_REQUEST_BYTES
