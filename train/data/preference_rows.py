@@ -9,8 +9,7 @@ conversation, prompt included, with a loss mask over its answer; the sets follow
 
 so held-out shares and weights of sets are decided without reading tokens.
 
-Prompts with another prompt's answer, which estimate KL(policy
- reference), are joined from two rows when read.
+A prompt with another prompt's answer, which estimates KL(policy || reference), is joined from two rows when read.
 """
 
 from __future__ import annotations
