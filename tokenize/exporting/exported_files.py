@@ -205,10 +205,10 @@ def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, sh
             f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
             f"{rows.sequence_length}; {shard_tokens} per file are not possible"
         )
-    found = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
-    if found:
+    existing_files = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
+    if existing_files:
         raise ExportError(
-            f"{out} already holds {found[0]}; a trainer would read old files among new ones: choose "
+            f"{out} already holds {existing_files[0]}; a trainer would read old files among new ones: choose "
             "another folder or remove what begins with the name of the split"
         )
 

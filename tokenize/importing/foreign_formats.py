@@ -292,7 +292,7 @@ def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
     """
     try:
         shards: list[dict[str, Any]] = json.loads(index.read_bytes())["shards"]
-        wrong = next((one for one in shards if one["format"] != "mds" or one["version"] != MDS_VERSION), None)
+        wrong = next((entry for entry in shards if entry["format"] != "mds" or entry["version"] != MDS_VERSION), None)
     except (ValueError, LookupError, TypeError) as error:
         raise TokenFileError(f"{name} is not an index of MosaicML Streaming: {error!r}") from error
     if wrong is not None:

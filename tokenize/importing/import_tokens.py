@@ -228,25 +228,21 @@ def _check(
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    wide = next((file_result["name"] for file_result in file_results if file_result["looks_wide"]), None)
+    wide = next((result["name"] for result in file_results if result["looks_wide"]), None)
     if wide is not None:
         raise TokenFileError(
             f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
             "16-bit ones; set `dtype: uint32`"
         )
-    documents, tokens = (sum(file_result[key] for file_result in file_results) for key in ("documents", "tokens"))
+    documents, tokens = (sum(result[key] for result in file_results) for key in ("documents", "tokens"))
     if not tokens:
         raise TokenFileError(
             f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the source"
         )
-    ended, end = sum(file_result["ended"] for file_result in file_results), source.end_of_text
+    ended, end = sum(result["ended"] for result in file_results), source.end_of_text
     end = tokenizer.eos if end is None else end
-    warnings, kinds = [], {np.dtype(file_result["dtype"]) for file_result in file_results}
-    if (
-        not ended
-        and source.document_tokens is None
-        and not any(file_result["are_documents"] for file_result in file_results)
-    ):
+    warnings, kinds = [], {np.dtype(result["dtype"]) for result in file_results}
+    if not ended and source.document_tokens is None and not any(result["are_documents"] for result in file_results):
         if len(file_results) == documents:
             raise TokenFileError(
                 f"source {name!r}: none of its {tokens:,} tokens is the end of text {end}, so that its documents "
@@ -254,15 +250,13 @@ def _check(
                 "`document_tokens:` to cut them after so many tokens"
             )
         warnings.append(f"source {name!r}: no end of text {end} is in its samples; each is taken for a document")
-    others: dict[int, int] = {}
-    for number, count in (
-        file_result["other_end"] for file_result in file_results if file_result["other_end"] is not None
-    ):
-        others[number] = others.get(number, 0) + count
-    usual = max(others, key=lambda number: others[number], default=None)
-    if usual is not None and others[usual] > MOSTLY * documents and documents > 1:
+    end_counts: dict[int, int] = {}
+    for number, count in (result["other_end"] for result in file_results if result["other_end"] is not None):
+        end_counts[number] = end_counts.get(number, 0) + count
+    usual = max(end_counts, key=lambda number: end_counts[number], default=None)
+    if usual is not None and end_counts[usual] > MOSTLY * documents and documents > 1:
         warnings.append(
-            f"source {name!r}: {others[usual]:,} of {documents:,} documents end with id {usual}, and not "
+            f"source {name!r}: {end_counts[usual]:,} of {documents:,} documents end with id {usual}, and not "
             f"with the tokenizer's end of text {end}; if {usual} ends a text, set `end_of_text: {usual}`"
         )
     narrow = next((kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None)
