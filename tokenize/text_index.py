@@ -274,17 +274,17 @@ class OpenIndex:
         address, wide = np.uint64(text.ctypes.data), self._rows.rows.wide
         buckets, prints = np.empty(size - shortest + 1, np.int64), np.empty(size - shortest + 1, np.uint8)
         hash_text(address, size, shortest, self._bits, wide, buckets, prints)
-        owners, found = buckets // self._per_partition, np.zeros((len(buckets), 3), np.int64)
+        owners, matches = buckets // self._per_partition, np.zeros((len(buckets), 3), np.int64)
         for part in self._look_ahead(owners, buckets, prints):
             some = np.zeros((len(part.begins), 3), np.int64)
             find_longest(
                 address, size, part.begins, part.firsts, part.lasts, part.held.places, shortest, self._rows.rows, some
             )
-            found[part.begins] = some
-        lengths = found[:, 0]
+            matches[part.begins] = some
+        lengths = matches[:, 0]
         # A passage that the token before it belongs to is a part of the one from there on.
         whole = (lengths > 0) & (np.concatenate([[0], lengths[:-1]]) != lengths + 1)
-        kept = zip(np.flatnonzero(whole).tolist(), owners[whole].tolist(), found[whole].tolist(), strict=True)
+        kept = zip(np.flatnonzero(whole).tolist(), owners[whole].tolist(), matches[whole].tolist(), strict=True)
         return [
             Passage(begin, tokens, self._partition(owner).places[first:last])
             for begin, owner, (tokens, first, last) in kept

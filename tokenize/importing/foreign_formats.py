@@ -308,13 +308,13 @@ def _mds(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | 
     and the columns (`MDSReader.decode_sample` in mosaicml-streaming's base/format/mds/reader.py)."""
     shard = file.shard or {}
     names, encodings, sizes = (list(shard[f"column_{part}"]) for part in ("names", "encodings", "sizes"))
-    wanted = column or next((name for name in MDS_COLUMNS if name in names), None)
-    if wanted not in names:
+    token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
+    if token_column not in names:
         raise TokenFileError(
             f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set `column:` to the "
             f"one that holds the tokens (columns: {', '.join(names)})"
         )
-    number = names.index(wanted)
+    number = names.index(token_column)
     samples = int(content[:4].view("<u4")[0]) if len(content) >= 4 else -1
     head = 4 * (samples + 2)
     if samples != shard["samples"] or len(content) < head:

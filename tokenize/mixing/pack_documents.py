@@ -62,7 +62,7 @@ def pack(
     """
     if sequence_length < 1:
         raise ValueError(f"sequence_length must be 1 or more, not {sequence_length}")
-    lengths = np.array([len(one) for one in documents], dtype=np.int64)
+    lengths = np.array([len(document) for document in documents], dtype=np.int64)
     if method == "stream":
         rows = _cut_stream(lengths, sequence_length)
     elif method == "best_fit":
