@@ -118,7 +118,7 @@ OPTIONS = {
     "chain": ("documents", "folder", "flame"),
 }
 """Area -> what may be said of how it is measured."""
-FLOORS: tuple[tuple[str, dict[str, int]], ...] = (
+FLOORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tokenize.streaming:floor_rows", {}),
     ("tokenize.encoding:floor_rows", {}),
     ("tokenize.mixing:remixing_rows", {}),
