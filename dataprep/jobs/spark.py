@@ -216,14 +216,16 @@ def import_spark() -> None:
 
 def check_master(master: str) -> None:
     """Raise WorkerError unless a standalone cluster's master accepts connections; Spark would wait a minute."""
-    for host, port in re.findall(r"([\w.-]+):(\d+)", master if master.startswith("spark://") else ""):
+    if not master.startswith("spark://"):
+        return
+    failure: object = "it is not spark://host:port"
+    for host, port in re.findall(r"([\w.-]+):(\d+)", master):
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             return
         except OSError as error:
             failure = error
-    if master.startswith("spark://"):
-        raise WorkerError(f"no Spark master answers at {master} ({failure}); start one, or correct engine.address")
+    raise WorkerError(f"no Spark master answers at {master} ({failure}); start one, or correct engine.address")
 
 
 def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:

@@ -192,6 +192,11 @@ def test_a_spark_master_that_does_not_answer_is_named_at_once() -> None:
         spark.connect("spark://127.0.0.1:9", {}, 60)
 
 
+def test_spark_master_without_a_port_is_refused() -> None:
+    with pytest.raises(WorkerError):
+        spark.check_master("spark://host")
+
+
 def see_nothing(question: str, answer: str, group: Any) -> Iterator[Mapping[str, Any]]:
     yield {}
 
