@@ -40,7 +40,7 @@ def run_filter(inputs: dict[str, Path], config: Filter, out: Path, make_context:
         {"min_words": 80},
         {"max_mean_word_length": 4.5},
         {"min_stop_words": 30, "min_words": 10},
-        {"max_words": 100},
+        {"max_words": 60},
     ],
 )
 def test_other_bounds_replayed_equal_other_bounds_run(

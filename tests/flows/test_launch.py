@@ -49,6 +49,7 @@ def start(
         store=SimpleNamespace(root=Path("store")),
         committed=lambda stage: stage in committed,
         stage_server=lambda stages, force: nullcontext(None),
+        forget_kept=lambda stages: None,
     )
     return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
 
