@@ -33,10 +33,10 @@ GREEDY = Sampling(0.0, 1.0, 0)
 def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain", "sft", "dpo"), seed: int = 0) -> Any:
     """What is asked of a session: a plan of three trainings, some of which have made their models in a folder."""
     plan = {
-        stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), fingerprint=f"{name}-{stage}")
+        stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), identity=f"{name}-{stage}")
         for stage, rows in ROWS.items()
     }
-    plan["filter"] = SimpleNamespace(stage=SimpleNamespace(makes_model=False, rows=None), fingerprint="")
+    plan["filter"] = SimpleNamespace(stage=SimpleNamespace(makes_model=False, rows=None), identity="")
 
     def committed(stage: str) -> Any:
         return SimpleNamespace(data=folder / f"{name}-{stage}") if stage in (*made, TOKENIZER) else None

@@ -192,7 +192,9 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: p
         _on_event=told.append,
         _signal=lambda number: False,
         _process=SimpleNamespace(poll=lambda: next(ended), wait=lambda: -15),
+        _reader=threading.Thread(target=lambda: None),
     )
+    stopped._reader.start()
     monkeypatch.setattr("gristmill.flows.running.process.UNTOLD_SECONDS", 0.0)
     stopped.stop()
     assert told == [{"event": "stopping", "seconds": 15.0}]
