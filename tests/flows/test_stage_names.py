@@ -36,6 +36,8 @@ WORDS = frozenset(
 nothing of stages."""
 ALLOWED = {
     "mixtures/contradictions.py": "sections that need one another: what a manifest lacks is said of its keys",
+    "mixtures/other_names.py": "sections of the manifest that have a key",
+    "train/parallel/compiling.py": "rows of one shape are those of next-token pre-training",
     "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
     "mixtures/steps/made_examples.py": "sections of the manifest that read sets of examples",
     "mixtures/reinforcement.py": "values of the key rl.start_from",
