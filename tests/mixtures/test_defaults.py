@@ -127,7 +127,9 @@ def test_a_key_of_a_training_that_is_set_alone_changes_no_other(section: str) ->
         except ManifestError:
             continue  # A value that other keys forbid.
         tried += 1
-        assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == {path}
+        # vLLM draws answers on one rank.
+        follows = {"engine.ranks"} if path == "rl.rollouts" else set()
+        assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == {path} | follows
     assert tried > 30
 
 
