@@ -450,7 +450,7 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     assert done.returncode == 0, done.stdout + done.stderr
     assert "True [None, 'cannot be filled']" in done.stdout
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
-    (flow,) = [one for one in flow_runs(server) if one["name"] == "mixtures of swept.yaml"]
+    (flow,) = [one for one in flow_runs(server) if one["name"] == "mixtures of swept"]
     assert flow["state_type"] == "COMPLETED"
     assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (2, 10)
     wait_for(
