@@ -218,7 +218,10 @@ def test_a_schedule_sets_the_learning_rate_of_every_step(
     ("source", "says"),
     [
         ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
-        ("def f(step, steps): return float('nan')", r"own.py, line 1: f\(1, 12\) returned nan"),
+        (
+            "def f(step, steps): return float('nan')",
+            r"own.py, line 1: f\(1, 12\) returned nan; return this step's share of",
+        ),
         ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
         ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
         (
@@ -227,7 +230,7 @@ def test_a_schedule_sets_the_learning_rate_of_every_step(
         ),
         (
             "import random\ndef f(step, steps): return random.random()",
-            r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+",
+            r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+; a step must have the same share",
         ),
     ],
 )
