@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LONG := browser or referee or chaos or parallel or slow
-LAYERS := mixtures dataprep tokenize train flows
+LAYERS := mixtures core dataprep tokenize train flows
 
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,7 +33,7 @@ build/oldest/installed: pyproject.toml .venv/developing
 
 # The engines that the tests of other runners want, into the user's cache folder; says what cannot be had here.
 engines: .venv/installed
-	$(BIN)/python -m gristmill.dataprep.jobs.distributions
+	$(BIN)/python -m gristmill.dataprep.jobs.engine_downloads
 
 # The tests of `make test`, in which a deprecation is an error unless .ci/deprecations lets it pass: whoever upgrades
 # something hears of what goes next. TESTS=tests/dataprep looks at some.

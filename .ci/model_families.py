@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gristmill.mixtures.model_families import FAMILIES
-from gristmill.train.models.families import ARCHITECTURES
 from gristmill.train.models.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
+from gristmill.train.models.hf_configs import ARCHITECTURES
 
 OPENING = """# Model families
 

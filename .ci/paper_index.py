@@ -50,7 +50,7 @@ def cited(lines: bool) -> dict[tuple[str, str, str], list[str]]:
     """Topic, paper and title -> links to what cites it, sorted by paper."""
     titles = yaml.safe_load((ROOT / ".ci" / "papers.yaml").read_text())
     found: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
-    for folder in ("mixtures", "dataprep", "tokenize", "train", "flows"):
+    for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             topic = next(topic for topic, starts in TOPICS.items() if place.startswith(starts))

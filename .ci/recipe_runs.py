@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the tests have the stand-ins
 
 from benchmarks.areas import surroundings  # noqa: E402
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE  # noqa: E402
-from gristmill.dataprep.replay import short_name  # noqa: E402
-from gristmill.flows.report.effects import effect_rows  # noqa: E402
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE  # noqa: E402
+from gristmill.dataprep.whatif_thresholds import short_name  # noqa: E402
+from gristmill.flows.report.before_after import effect_rows  # noqa: E402
 from gristmill.flows.report.mixture import mixture_rows  # noqa: E402
-from gristmill.flows.report.run_data import Facts, gather_facts, top_reasons  # noqa: E402
+from gristmill.flows.report.report_facts import Facts, gather_facts, top_reasons  # noqa: E402
 from gristmill.flows.report.training import loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402
 from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 from gristmill.dataprep.filtering.rule_sets import columns_read, measure
-from gristmill.mixtures.section import docstrings
+from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.steps.rules import PRESETS, Rules
 
 ROOT = Path(__file__).resolve().parents[1]

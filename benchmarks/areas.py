@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from benchmarks.measuring import Row, fell
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
 
 AREAS = {
     "dataprep": (
@@ -145,7 +145,15 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "dataprep": ("dataprep", "benchmarks/dataprep"),
     "dialects": ("dataprep/filtering", "benchmarks/dataprep/dialects.py"),
     "engines": ("dataprep/jobs", "benchmarks/engines"),
-    "models": ("dataprep/asking", "dataprep/judges", "dataprep/meaning", "dataprep/models", "benchmarks/dataprep"),
+    "models": (
+        "dataprep/llm",
+        "dataprep/langid",
+        "dataprep/quality",
+        "dataprep/fasttext",
+        "dataprep/semantic",
+        "dataprep/encoders",
+        "benchmarks/dataprep",
+    ),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
     "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
     "posttrain": ("train/objectives", "train/generation", "train/reinforcement", "train/stages", "benchmarks/train"),

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
 from benchmarks.measuring import Row, process_tree, row
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 
 DOCUMENTS = 30_000_000
 LIMIT_BYTES = 3 << 30
@@ -223,9 +223,9 @@ def _dedup(texts: Path, inputs: Mapping[str, Path], out: Path, context: Context)
 
 
 def _write_tokenizer(texts: Path, folder: Path) -> None:
-    from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     with open(texts / "00000.jsonl", encoding="utf-8") as lines:
         sample = [json.loads(line)["text"] for line, _ in zip(lines, range(2000), strict=False)]

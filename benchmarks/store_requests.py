@@ -119,12 +119,12 @@ def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
 
 def counted(form: str, shards: int, partitions: int, texts: Path, between: Counting) -> dict[str, dict[str, int]]:
     """Step -> what it asked of the store, with so many partitions of whatever it cuts, and the bytes that it shuffled."""
-    from gristmill.dataprep import shuffle
-    from gristmill.dataprep.files import as_path
-    from gristmill.dataprep.jobs import shuffled
+    from gristmill.core.files import as_path
+    from gristmill.dataprep import shuffle_format
+    from gristmill.dataprep.jobs import shuffle
     from gristmill.tokenize.mixing import candidates, mix, streams
 
-    sent, by_partition, bits = [0], shuffle.by_partition, partitions.bit_length() - 1
+    sent, by_partition, bits = [0], shuffle_format.by_partition, partitions.bit_length() - 1
 
     def counting(rows_: Any, *arguments: Any) -> Any:
         sent[0] += rows_.nbytes
@@ -134,8 +134,8 @@ def counted(form: str, shards: int, partitions: int, texts: Path, between: Count
     found = {}
     with ExitStack() as changed:
         for module, name, value in (
-            (shuffled, "by_partition", counting),
-            (shuffle, "FEWEST_PARTITIONS", partitions),
+            (shuffle, "by_partition", counting),
+            (shuffle_format, "FEWEST_PARTITIONS", partitions),
             (streams, "partition_bits", lambda *_: bits),
             (candidates, "partition_bits", lambda *_: bits),
             (mix, "SHARD_BYTES", size // 4 * 2 // partitions),

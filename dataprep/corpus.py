@@ -33,8 +33,8 @@ from gristmill.dataprep.documents import (
     shard_names,
 )
 from gristmill.dataprep.edits import EDITS, apply_edits, then
-from gristmill.dataprep.expressions import columns_in, evaluate, names_of
 from gristmill.dataprep.row_groups import find_ids
+from gristmill.dataprep.where_sql import columns_in, evaluate, names_of
 from gristmill.mixtures.sources import INGEST
 
 BATCH_ROWS = 1000
@@ -147,7 +147,7 @@ class Corpus:
 
         Raises:
             UnknownColumnError: a column does not exist.
-            gristmill.dataprep.expressions.ExpressionError: the condition is invalid.
+            gristmill.dataprep.where_sql.ExpressionError: the condition is invalid.
         """
         self.check(columns)
         for shard in self.shards:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.core.files import at_once, is_local
 from gristmill.dataprep.documents import open_table, shard_names
-from gristmill.dataprep.files import at_once, is_local
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.counts import Counts
+from gristmill.core.files import REPAIR, as_path, atomic_write, is_local
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
-from gristmill.dataprep.files import REPAIR, as_path, atomic_write, is_local
 from gristmill.mixtures.sources import INGEST
 
 ID_BYTES = 16

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.files import is_local
 from gristmill.dataprep.documents import ID_BYTES, Combined, annotation_stages, check_ids, column_names, open_table
 from gristmill.dataprep.edits import EDITS, apply_edits
-from gristmill.dataprep.files import is_local
 from gristmill.mixtures.sources import INGEST
 
 T = TypeVar("T")

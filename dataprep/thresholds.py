@@ -15,7 +15,7 @@ from typing import Literal, cast
 import numpy as np
 from pydantic import BaseModel
 
-from gristmill.mixtures.section import Judging
+from gristmill.mixtures.base import Judging
 
 Side = Literal["min", "max"]
 

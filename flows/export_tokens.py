@@ -29,7 +29,7 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
     Raises:
         NothingToExportError: the mixture is not packed yet.
     """
-    from gristmill.dataprep.files import as_path
+    from gristmill.core.files import as_path
     from gristmill.tokenize.exporting.exported_files import export_tokens
     from gristmill.tokenize.packed import PackedSet
 

@@ -18,8 +18,8 @@ from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from gristmill.dataprep.secrets import mask_text
-from gristmill.flows.orchestration.owners import CANCELLED, is_being_cancelled, owned_run
+from gristmill.core.secrets import mask_text
+from gristmill.flows.orchestration.flow_liveness import CANCELLED, is_being_cancelled, owned_run
 from gristmill.flows.orchestration.parameters import (
     DeploymentName,
     FilePath,
@@ -29,14 +29,14 @@ from gristmill.flows.orchestration.parameters import (
     refuse_secrets,
     run_name,
 )
+from gristmill.flows.orchestration.remote_stages import run_elsewhere
 from gristmill.flows.orchestration.reporting import (
     PrefectObserver,
     failed,
     publish_run,
     publishing_refusal,
 )
-from gristmill.flows.orchestration.routing import run_elsewhere
-from gristmill.flows.report.ahead import drawing_ahead
+from gristmill.flows.report.prerender import drawing_ahead
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.observers import Observers

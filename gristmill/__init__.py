@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import gristmill.losses as losses
     import gristmill.training as training
+    from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.corpus import UnknownColumnError
-    from gristmill.dataprep.expressions import ExpressionError
-    from gristmill.dataprep.replay import NotReplayableError
-    from gristmill.flows.python.answers import (
+    from gristmill.dataprep.whatif_thresholds import NotReplayableError
+    from gristmill.dataprep.where_sql import ExpressionError
+    from gristmill.flows.python.document_frames import Documents
+    from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
+    from gristmill.flows.python.manifest_builder import Manifest
+    from gristmill.flows.python.result_objects import (
         Answer,
         DocumentTrace,
         Explanation,
@@ -31,19 +35,15 @@ if TYPE_CHECKING:
         Threshold,
         WhatIf,
     )
-    from gristmill.flows.python.document_frames import Documents
-    from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
-    from gristmill.flows.python.made_manifest import Manifest
-    from gristmill.flows.python.start import PlannedStage, plan, run
+    from gristmill.flows.python.run_api import PlannedStage, plan, run
     from gristmill.flows.questions.compare import UnknownRunError
     from gristmill.flows.questions.find_documents import DocumentNotFoundError, NothingIngestedError
     from gristmill.flows.questions.search import SearchError
     from gristmill.flows.questions.training_reads import TraceError
-    from gristmill.flows.running.extras import MissingLibraryError
+    from gristmill.flows.running.missing_libraries import MissingLibraryError
+    from gristmill.flows.running.output_identities import NothingToKeepError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.stages.plan import UnknownStageError
-    from gristmill.flows.store.identities import NothingToKeepError
-    from gristmill.flows.store.store import StoreLocationError
     from gristmill.mixtures.load import ManifestError, Problem
     from gristmill.tokenize.packed_files import PackedSetError
     from gristmill.train.data.row_stream import RowStream, StreamError, stream
@@ -98,23 +98,23 @@ __all__ = [
 ]
 _MODULES = {
     "dataprep.corpus": "UnknownColumnError",
-    "dataprep.expressions": "ExpressionError",
-    "dataprep.replay": "NotReplayableError",
-    "flows.python.answers": "Answer DocumentTrace Explanation Judgement SearchHits Size StepTrace TextTrace "
+    "dataprep.where_sql": "ExpressionError",
+    "dataprep.whatif_thresholds": "NotReplayableError",
+    "flows.python.result_objects": "Answer DocumentTrace Explanation Judgement SearchHits Size StepTrace TextTrace "
     "Threshold WhatIf",
     "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
-    "flows.python.made_manifest": "Manifest",
-    "flows.python.start": "PlannedStage plan run",
+    "flows.python.manifest_builder": "Manifest",
+    "flows.python.run_api": "PlannedStage plan run",
     "flows.questions.compare": "UnknownRunError",
     "flows.questions.find_documents": "DocumentNotFoundError NothingIngestedError",
     "flows.questions.search": "SearchError",
     "flows.questions.training_reads": "TraceError",
-    "flows.running.extras": "MissingLibraryError",
+    "flows.running.missing_libraries": "MissingLibraryError",
     "flows.running.run": "StageFailedError",
     "flows.stages.plan": "UnknownStageError",
-    "flows.store.identities": "NothingToKeepError",
-    "flows.store.store": "StoreLocationError",
+    "flows.running.output_identities": "NothingToKeepError",
+    "core.store": "StoreLocationError",
     "mixtures.load": "ManifestError Problem",
     "tokenize.packed_files": "PackedSetError",
     "train.data.row_stream": "RowStream StreamError stream",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Fraction, Positive, PositiveFloat, Section
 
 ADDRESSES = {
     "dask": "tcp://host:8786",

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from gristmill.mixtures.base import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
 from gristmill.mixtures.columns import Column
-from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
-from gristmill.mixtures.reading_model import ScoringModel
-from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
+from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.asked_model import AskedModel
+from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
 from gristmill.mixtures.yaml_text import did_you_mean
 
 GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")

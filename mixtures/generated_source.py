@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.sources import Mixed, Source, TokenSource
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.decontaminate import Decontaminate

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.contradictions import contradictions
+from gristmill.mixtures.base import OutsidePath
+from gristmill.mixtures.cross_checks import contradictions
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
     Location,
@@ -21,7 +22,6 @@ from gristmill.mixtures.manifest import (
     models_in,
 )
 from gristmill.mixtures.other_names import hint_of
-from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, OwnPlace, own_functions, take_code
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
@@ -31,9 +31,17 @@ from gristmill.mixtures.prepare import (
     wrong_step_names,
 )
 from gristmill.mixtures.recipes.named_recipes import is_named, manifest_file
-from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.sources import Source, TokenSource
 from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.user_code import (
+    NAME_TAG,
+    OWN_TAG,
+    OwnCodeError,
+    OwnFunction,
+    OwnPlace,
+    own_functions,
+    take_code,
+)
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
+from gristmill.mixtures.base import NAME_PATTERN, Positive, PositiveFloat, Section
 from gristmill.mixtures.engine import (
     Compute,
     Mlflow,
@@ -31,11 +32,10 @@ from gristmill.mixtures.model import GivenModel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
-from gristmill.mixtures.scaling.dial import take_dial
 from gristmill.mixtures.scaling.merging import Merge, merged_steps
-from gristmill.mixtures.section import NAME_PATTERN, Positive, PositiveFloat, Section
+from gristmill.mixtures.scaling.size_rules import take_dial
 from gristmill.mixtures.sources import Ingest, Source, TokenSource
-from gristmill.mixtures.steps.made_examples import MadeExamples
+from gristmill.mixtures.steps.examples import MadeExamples
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 

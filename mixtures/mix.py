@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, Section, Seeded
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, Section, Seeded
 from gristmill.mixtures.training import Training
 
 ALPHA = "alpha"

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.own_code import BuiltInOrOwn
-from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.user_code import BuiltInOrOwn
 
 _LLAMA_3 = {"rope_theta": 500_000.0}
 FFN_MULTIPLE = 64

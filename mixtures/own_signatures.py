@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gristmill.mixtures.own_code import Own, OwnFunction
+from gristmill.mixtures.user_code import Own, OwnFunction
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BATCH_TYPES = ("RecordBatch", "Table")

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, Own, own_or_name
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.prepare import Prepared
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.training import Precision, TrainingInEpochs, TuningOptimizer
+from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, Own, own_or_name
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The linear layers of a decoder's layer, by the names that transformers and PEFT give them."""

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
-from gristmill.mixtures.section import Judging, Section
+from gristmill.mixtures.base import Judging, Section
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter

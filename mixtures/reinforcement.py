@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from gristmill.mixtures.base import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
-from gristmill.mixtures.own_code import OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
-from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs, TuningOptimizer
+from gristmill.mixtures.user_code import OwnCall, OwnFunction, check_signature, stated_signature
 
 ANSWER, MESSAGES = "answer", "messages"
 """What rewards of one's own call a prompt's right answer, and its turns."""

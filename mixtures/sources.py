@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.own_code import Own
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.user_code import Own
 
 INGEST = "ingest"
 """The section and the stage that read the sources: the input that holds the documents."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.base import OutsidePath, Positive, PositiveFloat, Seeded
 from gristmill.mixtures.objectives.span_objectives import SENTINEL
-from gristmill.mixtures.own_code import Own
-from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Seeded
+from gristmill.mixtures.user_code import Own
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """What every vocabulary has: all bytes; end of text, padding, three roles and the end of a turn."""

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
-from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
-from gristmill.mixtures.scaling.dial import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.scaling.size_rules import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
+from gristmill.mixtures.user_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
 
 OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
 BETAS: dict[str, tuple[float, float]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from gristmill.mixtures.section import NAME_PATTERN
+from gristmill.mixtures.base import NAME_PATTERN
 
 MOST_VALUES = 200_000
 """Of one text, with what its aliases stand for written out: some hundred times our longest manifest. Aliases of aliases

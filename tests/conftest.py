@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, settings
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
 from benchmarks.chaos.network import CREDENTIALS, object_store, serving
-from gristmill.dataprep import object_stores
-from gristmill.dataprep.object_stores import VARIABLE
+from gristmill.core import object_stores
+from gristmill.core.object_stores import VARIABLE
 from tests.stores import BUCKET, Outage
 
 # The tensors of tests are tiny, and there is a worker per core already: more threads would wait for each other, and
@@ -161,7 +161,7 @@ def moto_port() -> Iterator[int]:
 @pytest.fixture
 def outage(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     """A network before it; this process, and those that it starts, ask it for a store in `s3://`, for half a minute."""
-    from gristmill.dataprep.s3_files import S3Files
+    from gristmill.core.s3_files import S3Files
 
     with serving(Outage(moto_port)) as network:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": network.address, VARIABLE: "30"}.items():

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.chaos.network import CREDENTIALS
 from benchmarks.engines.clusters import EXECUTOR_MEMORY
-from gristmill.dataprep.files import cache_folder
-from gristmill.dataprep.jobs import distributions
+from gristmill.core.files import cache_folder
+from gristmill.dataprep.jobs import engine_downloads
 from tests.hosts import Host, hosts
 from tests.servers import wait_for
 
@@ -235,7 +235,7 @@ def start_dask(made: Machines) -> str:
 
 def start_spark(made: Machines) -> str:
     """A master on the driver's host, and a worker on each stranger's, which has Spark in its home."""
-    made.lent["spark"] = distributions.find(distributions.spark()).parents[1]
+    made.lent["spark"] = engine_downloads.find(engine_downloads.spark()).parents[1]
     master = f"spark://{made.driver.address}:{MASTER_PORT}"
     made.lead(
         str(made.lent["spark"] / "bin" / "spark-class"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows", "gristmill")
+LAYERS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "gristmill")
 """From the lowest to the highest; the last one is what the package itself offers, and defines nothing besides."""
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 VERSION = "gristmill.__version__"

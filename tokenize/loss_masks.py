@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.files import atomic_write, canonical_json, sha256_file
+from gristmill.core.files import atomic_write, canonical_json, sha256_file
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError, check_content
 

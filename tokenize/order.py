@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.seeds import seeded_key
+from gristmill.core.seeds import seeded_key
 from gristmill.tokenize.order_kernels import reorder, rows_of_span, unrank_all
 
 MAX_ROWS = 2**40

@@ -38,8 +38,8 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.files import REPAIR, is_local, sha256_file
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import REPAIR, is_local, sha256_file
 
 FORMAT = 4
 """Checksums of rows are XXH3; formats 1 to 3 had XXH64."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.files import atomic_write, sha256_file, write_json
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.files import atomic_write, sha256_file, write_json
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.packed_files import (
     DTYPES,

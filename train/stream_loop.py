@@ -16,16 +16,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.training import Training
 from gristmill.train.data.row_stream import RowStream
-from gristmill.train.loop.job import Job
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.training_job import Job
 from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.parallel.world import World, make_world, process_group, single_process
+from gristmill.train.parallel.process_groups import World, make_world, process_group, single_process
 
 TokenLosses = Callable[[nn.Module, Any], Tensor]
 """Function from a model and a batch to its losses: (n, t) float32, each at the position of its label, 0 without one; of

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gristmill.dataprep.context import print_failure
-from gristmill.dataprep.files import as_path, write_json
-from gristmill.dataprep.object_stores import asked_for
-from gristmill.dataprep.secrets import mask_text
-from gristmill.train.loop.mirror import SAYING_SECONDS, work_on
-from gristmill.train.parallel.hosts import HostsError, use_network
-from gristmill.train.parallel.world import STORE_FILE
+from gristmill.core.files import as_path, write_json
+from gristmill.core.object_stores import asked_for
+from gristmill.core.secrets import mask_text
+from gristmill.core.stage_context import print_failure
+from gristmill.train.loop.store_sync import SAYING_SECONDS, work_on
+from gristmill.train.parallel.process_groups import STORE_FILE
+from gristmill.train.parallel.rendezvous import HostsError, use_network
 
 
 @contextmanager

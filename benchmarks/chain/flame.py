@@ -19,7 +19,7 @@ from zlib import crc32
 
 from benchmarks.chain.our_chain import Chain
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
 
 SAMPLES_PER_SECOND = 50
 LEAST_SHARE = 0.003

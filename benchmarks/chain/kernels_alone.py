@@ -15,15 +15,15 @@ import pyarrow as pa
 
 from benchmarks.chain.our_chain import Models
 from benchmarks.chain.pages import Corpus
+from gristmill.core.files import sha256_file
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets
-from gristmill.dataprep.files import sha256_file
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.filtering.rule_sets import measure as measure_rules
-from gristmill.dataprep.judges import langid
-from gristmill.dataprep.judges.classifier import score_texts
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256
-from gristmill.dataprep.judges.predictors import load_model
-from gristmill.dataprep.judges.wanted_languages import wanted_languages
+from gristmill.dataprep.langid import langid
+from gristmill.dataprep.langid.check_languages import wanted_languages
+from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter

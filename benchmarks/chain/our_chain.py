@@ -238,7 +238,7 @@ def write_chain(
 
 def make_models(folder: Path) -> Models | None:
     """Train a tokenizer and a classifier, unless they are there; None without a language model."""
-    from gristmill.dataprep.judges.classifier import as_line, train
+    from gristmill.dataprep.quality.classifier import as_line, train
     from gristmill.mixtures.steps.quality import Classifier
 
     language = language_model()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.network import Ending
-from gristmill.dataprep.seeds import seeded_key
+from gristmill.core.seeds import seeded_key
 
 FAULTS = ("drop", "429", "503", "half", "page") * 4 + ("hang",)
 """A connection that is cut, two refusals, half a body, a page instead of JSON, nothing until the time limit."""

@@ -21,7 +21,7 @@ from benchmarks.chaos.servers import store_refuses_everything
 from benchmarks.chaos.surroundings import CannotMountError, Scene
 from benchmarks.chaos.undisturbed import RUN_SECONDS, Undisturbed, finish, start
 from benchmarks.measuring import Row, row
-from gristmill.flows.store.lease import STALE_SECONDS
+from gristmill.core.lease import STALE_SECONDS
 
 PAST_SECONDS = 60.0
 """So long a run is paused after its lease may be taken over."""

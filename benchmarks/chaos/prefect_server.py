@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gristmill.flows.orchestration.tracking import DEFAULT_SETTINGS, answers
+from gristmill.flows.orchestration.choose_prefect import DEFAULT_SETTINGS, answers
 
 START_SECONDS = 900.0
 """A server's first start makes its database, which a busy machine takes its time for."""

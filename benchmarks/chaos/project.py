@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataprep.judges import classifier
+from gristmill.dataprep.quality import classifier
 
 WORDS = """
 the of and to in that have with be a is was for on as by at from this which are not but it or an were their river

@@ -20,7 +20,7 @@ from benchmarks.chaos.network import (
 from benchmarks.chaos.prefect_server import POLL_SECONDS, prefect_server
 from benchmarks.chaos.surroundings import Scene
 from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
-from gristmill.dataprep.object_stores import VARIABLE
+from gristmill.core.object_stores import VARIABLE
 
 BUCKET = "chaos"
 RETRY_SECONDS = 10

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from benchmarks.chaos import warm
 from benchmarks.chaos.fuse import Fuse, Role, burn_at
 from benchmarks.chaos.project import write_given, write_project
+from gristmill.core.store import StageFolder
 from gristmill.flows.running.fork_server import Forked
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.store.store import StageFolder
-from gristmill.train.loop.record import TIMINGS
+from gristmill.train.loop.metrics_log import TIMINGS
 
 FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
 """What a stage keeps of its attempts, which tells how it went and not what it made."""

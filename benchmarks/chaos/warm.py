@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from benchmarks.chaos.fuse import VARIABLE, hold, lay
 from benchmarks.checkout import ROOT
-from gristmill.dataprep.processes import STAGE_ENVIRONMENT
+from gristmill.core.processes import STAGE_ENVIRONMENT
 from gristmill.flows.running.fork_server import Forked, ForkServer, Server
 from gristmill.flows.stages.registry import STAGES
 
@@ -41,14 +41,14 @@ FORKED = (
     "gristmill.flows.running.execute",
     "gristmill.flows.running.stage_server",
     "gristmill.train.torchrun",
-    "gristmill.train.rank",
+    "gristmill.train.worker_main",
 )
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
     *FORKED,
     "gristmill.flows.running.launch",
     "gristmill.flows.report.summary",
-    "gristmill.dataprep.jobs.engine",
+    "gristmill.dataprep.jobs.tasks",
     "apache_beam.runners.portability.fn_api_runner",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
@@ -107,8 +107,8 @@ def main(argv: list[str]) -> None:
     # Before others import it.
     subprocess.Popen = Popen  # type: ignore[misc]
     os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
+    from gristmill.core.processes import without_collection
     from gristmill.dataprep.jobs.runner import import_beam
-    from gristmill.dataprep.processes import without_collection
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.dataprep.own_steps import stage, write_shard
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.models.embeddings import load_embedder
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.dataprep.encoders.embeddings import load_embedder
+from gristmill.mixtures.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.own_steps import Annotate
 
 DOCUMENTS = 84

@@ -25,11 +25,11 @@ from typing import Any
 
 from benchmarks.dataprep.own_steps import write_shard
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.asking.client import ask
-from gristmill.dataprep.asking.judge_pairs import pair_text
-from gristmill.dataprep.asking.prompt_templates import shipped
-from gristmill.dataprep.asking.prompting import prompt
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.llm.judge_pairs import pair_text
+from gristmill.dataprep.llm.llm_client import ask
+from gristmill.dataprep.llm.prompt_templates import shipped
+from gristmill.dataprep.llm.prompting import prompt
 from gristmill.mixtures.steps.asked_model import AskedModel
 
 REQUESTS = 2000
@@ -99,7 +99,7 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> It
     plans: list[tuple[str, str, dict[str, Path], dict[str, Any], Sequence[Any], Sequence[Step]]] = [
         (
             "judge",
-            "asking.judge",
+            "llm.judge",
             {"ingest": folder / "ingest"},
             {"model": model},
             texts,
@@ -107,7 +107,7 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> It
         ),
         (
             "judge_pairs",
-            "asking.judge_pairs",
+            "llm.judge_pairs",
             {"ingest": folder / "pairs"},
             {"model": model},
             orders,
@@ -117,7 +117,7 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> It
                 )
             ],
         ),
-        ("generate", "asking.generated_documents", {}, told, texts, [lambda text, said: taught(text=text)]),
+        ("generate", "llm.generated_documents", {}, told, texts, [lambda text, said: taught(text=text)]),
         (
             "examples, one revision",
             "examples.make_examples",

@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 from benchmarks.checkout import ROOT
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
+from gristmill.core.processes import measure_cost
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, read_table, write_table
-from gristmill.dataprep.processes import measure_cost
 from gristmill.mixtures.steps.dedup import MinHash
 
 DOCUMENTS = 1_000_000
@@ -234,7 +234,7 @@ def run_stage(folder: Path) -> dict[str, float]:
     """Run the stage in this process: its seconds, those of all cores, the peak of its resident memory, and what it
     dropped.
     """
-    from gristmill.dataprep.context import Context
+    from gristmill.core.stage_context import Context
     from gristmill.dataprep.duplicates import dedup
 
     (folder / "work").mkdir()

@@ -23,13 +23,13 @@ from benchmarks.dataprep.meaning import write_word_vectors
 from benchmarks.dataprep.own_steps import write_shard
 from benchmarks.installed_texts import CORPUS, paragraphs
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.judges import quality
-from gristmill.dataprep.judges.labelled_examples import draw, split_draws
-from gristmill.dataprep.models.distilled import HELD_OUT, MOST_ITERATIONS
-from gristmill.dataprep.models.embeddings import load_embedder
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.dataprep.encoders.distil_classifier import HELD_OUT, MOST_ITERATIONS
+from gristmill.dataprep.encoders.embeddings import load_embedder
+from gristmill.dataprep.quality import quality
+from gristmill.dataprep.quality.labelled_examples import draw, split_draws
+from gristmill.mixtures.encoder_settings import ReadingModel
 
 DOCUMENTS, SAMPLE, WORDS_PER_DOCUMENT, AT_LEAST = 20_000, 5_000, 30, 3.0
 REPEATS = 3

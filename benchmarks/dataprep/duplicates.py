@@ -30,10 +30,10 @@ from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import rate
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
 from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.duplicates.links import candidate_pairs
+from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
 from gristmill.mixtures.steps.dedup import MinHash

@@ -33,14 +33,14 @@ from typing import Any
 from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates.dedup import make_plan, sketch, sketch_tasks
 from gristmill.dataprep.duplicates.dedup_keys import KEYS
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model
 from gristmill.dataprep.filtering.filter import filter_shard
-from gristmill.dataprep.jobs.engine import Done, Process, Task, run_tasks, shard_tasks
-from gristmill.dataprep.jobs.shuffled import send_to_files
-from gristmill.dataprep.judges import langid
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model
+from gristmill.dataprep.jobs.shuffle import send_to_files
+from gristmill.dataprep.jobs.tasks import Done, Process, Task, run_tasks, shard_tasks
+from gristmill.dataprep.langid import langid
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.sources import Ingest, Source

@@ -30,14 +30,14 @@ import pyarrow as pa
 from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import library_texts
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.judges.classifier import as_line, score_texts, train
-from gristmill.dataprep.judges.heuristics import heuristic_scores
-from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
-from gristmill.dataprep.judges.ngram_tables import make_tables
-from gristmill.dataprep.judges.ngram_tables import score_texts as ngram_scores
-from gristmill.dataprep.judges.perplexity import load_scores, normalise, perplexities
-from gristmill.dataprep.judges.predictors import load_model
-from gristmill.dataprep.judges.quality import area_under_curve, best_cut, measure_cut
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.quality.classifier import as_line, score_texts, train
+from gristmill.dataprep.quality.heuristics import heuristic_scores
+from gristmill.dataprep.quality.kneser_ney import read_sentences, train_entries
+from gristmill.dataprep.quality.ngram_tables import make_tables
+from gristmill.dataprep.quality.ngram_tables import score_texts as ngram_scores
+from gristmill.dataprep.quality.perplexity import load_scores, normalise, perplexities
+from gristmill.dataprep.quality.quality import area_under_curve, best_cut, measure_cut
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.mixtures.steps.quality import Classifier
 

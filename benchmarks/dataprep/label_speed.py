@@ -23,13 +23,13 @@ from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.dataprep.jobs.engine import Task
-from gristmill.dataprep.judges.classifier import as_line, score_texts
-from gristmill.dataprep.judges.fasttext.fasttext_files import read_model
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256, find_model
-from gristmill.dataprep.judges.langid import identify_shard, measure, view
-from gristmill.dataprep.judges.predictors import KernelPredictor, Predictor
-from gristmill.dataprep.judges.wanted_languages import wanted_languages
+from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, Predictor
+from gristmill.dataprep.fasttext.fasttext_files import read_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256, find_model
+from gristmill.dataprep.jobs.tasks import Task
+from gristmill.dataprep.langid.check_languages import wanted_languages
+from gristmill.dataprep.langid.langid import identify_shard, measure, view
+from gristmill.dataprep.quality.classifier import as_line, score_texts
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.checkout import data_folder
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model
-from gristmill.dataprep.judges.langid import identify, view
-from gristmill.dataprep.judges.language_codes import parse_label, short_code
-from gristmill.dataprep.judges.predictors import load_model
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model
+from gristmill.dataprep.langid.langid import identify, view
+from gristmill.dataprep.langid.language_codes import parse_label, short_code
 from gristmill.mixtures.steps.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}

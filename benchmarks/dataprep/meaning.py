@@ -26,11 +26,11 @@ import numpy as np
 from benchmarks.dataprep.own_steps import write_shard
 from benchmarks.installed_texts import CORPUS, paragraphs
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.meaning import cluster, dedup_semantic
-from gristmill.dataprep.meaning.cluster_names import WORDS_OF_A_NAME
-from gristmill.dataprep.models.embeddings import load_embedder
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.encoders.embeddings import load_embedder
+from gristmill.dataprep.semantic import cluster, dedup_semantic
+from gristmill.dataprep.semantic.cluster_names import WORDS_OF_A_NAME
+from gristmill.mixtures.encoder_settings import ReadingModel
 
 DOCUMENTS, WORDS_PER_DOCUMENT, DIM, CLUSTERS = 20_000, 30, 384, 20
 THRESHOLD = 0.95

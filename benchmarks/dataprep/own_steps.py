@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 from benchmarks.dataprep.texts import DOCUMENT_CHARACTERS, REPEATS
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.dataprep.own import annotate
-from gristmill.dataprep.own.own_documents import BATCH_ROWS
-from gristmill.dataprep.own_functions import load_own
-from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.dataprep.user_code import annotate
+from gristmill.dataprep.user_code.own_documents import BATCH_ROWS
+from gristmill.dataprep.user_functions import load_own
 from gristmill.mixtures.steps.own_steps import Annotate
+from gristmill.mixtures.user_code import OwnFunction, take_code
 
 SHARDS = 16
 DOCUMENTS_PER_SHARD = 4000

@@ -30,7 +30,7 @@ import zstandard
 from benchmarks.checkout import data_folder
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.extraction import EXTRACTORS, extract
 from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages

@@ -21,9 +21,9 @@ from benchmarks.installed_texts import CORPUS, documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import read_documents
-from gristmill.dataprep.meaning.nearest import nearest
-from gristmill.dataprep.meaning.vectors import pack_vectors
-from gristmill.dataprep.words.by_words import K1, B, search_words, terms_of
+from gristmill.dataprep.semantic.embedding_store import pack_vectors
+from gristmill.dataprep.semantic.vector_search import nearest
+from gristmill.dataprep.words.bm25_scan import K1, B, search_words, terms_of
 
 DOCUMENTS, DIM, MOST = 20_000, 384, 200
 ASKED = ("value", "array", "context")

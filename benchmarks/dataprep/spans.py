@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.texts import compare, library_texts
 from benchmarks.installed_texts import documentation
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import number_documents
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.dataprep.passages.dedup_lines import find_units

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gristmill.dataprep.jobs import distributions
-from gristmill.dataprep.jobs.distributions import MissingEngineError
+from gristmill.dataprep.jobs import engine_downloads
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from gristmill.dataprep.jobs.portable import program
 from gristmill.dataprep.jobs.servers import ENDING, free_port
 from gristmill.mixtures.engine import FLINK_VERSIONS
@@ -180,7 +180,7 @@ def start_spark(folder: Path) -> Cluster:
     """A master and two workers of Spark's standalone cluster, each Java with little memory."""
     if shutil.which("java") is None:
         raise MissingEngineError("spark: needs java, which is not on this machine")
-    home = distributions.find(distributions.spark()).parents[1]
+    home = engine_downloads.find(engine_downloads.spark()).parents[1]
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
     made = Cluster({"runner": "spark", "address": master, "options": SPARK_SETTINGS}, "a master and two workers")
@@ -224,10 +224,10 @@ def start_flink(folder: Path) -> Cluster:
     """A JobManager and two TaskManagers, each of which starts a worker (PROCESS)."""
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
-    lines = [line for line in FLINK_VERSIONS if distributions.is_there(distributions.flink(line))]
+    lines = [line for line in FLINK_VERSIONS if engine_downloads.is_there(engine_downloads.flink(line))]
     line = lines[-1] if lines else FLINK_VERSIONS[-1]
-    server = distributions.find(distributions.flink(line))
-    jars = distributions.find(distributions.flink_cluster(line)).parent
+    server = engine_downloads.find(engine_downloads.flink(line))
+    jars = engine_downloads.find(engine_downloads.flink_cluster(line)).parent
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder))
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}

@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.engines.clusters import ENGINES, running
 from benchmarks.engines.recipe import run_stages, write_corpus
 from benchmarks.measuring import Row, row
-from gristmill.dataprep.jobs.distributions import MissingEngineError
-from gristmill.dataprep.processes import descendants_cpu_seconds
+from gristmill.core.processes import descendants_cpu_seconds
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 
 WATCH_SECONDS = 0.5
 KILLED_IN = "annotate"

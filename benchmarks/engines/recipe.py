@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import TEMPORARY_MARK
+from gristmill.core.files import TEMPORARY_MARK
+from gristmill.core.stage_context import Context
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import load_manifest

@@ -34,10 +34,10 @@ from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding.encode import BATCH_BYTES, batches
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, unlike
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, byte_characters
-from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.scan import scan_texts
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.utf8_counts import scan_texts
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -255,7 +255,7 @@ def _stage(texts: Sequence[str]) -> Iterator[Row]:
     Its bound by processor time is what it cannot do without: that the column of texts is read, and encoded.
     """
     from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, open_table, write_table
-    from gristmill.dataprep.jobs.engine import Task
+    from gristmill.dataprep.jobs.tasks import Task
     from gristmill.tokenize.encoding.encode import encode_shard
 
     texts = first_texts(texts, TEXT_BYTES)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring import Row, fastest, row
+from gristmill.core.files import atomic_write, read_json, write_json
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import atomic_write, read_json, write_json
 from gristmill.tokenize.exporting.exported_files import FORMATS, export_tokens
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import train_name

@@ -17,22 +17,22 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs.engine import Task
-from gristmill.dataprep.jobs.shuffled import Shuffled, send_to_files
+from gristmill.dataprep.jobs.shuffle import Shuffled, send_to_files
+from gristmill.dataprep.jobs.tasks import Task
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.tokenize.mixing import mix
+from gristmill.tokenize.mixing.array_files import save
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.mixing.packing import Costs, Packing
-from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, place_segment
-from gristmill.tokenize.mixing.plan_files import save
+from gristmill.tokenize.mixing.row_layout import PLACE_JOB, Shards, place_segment
 from gristmill.tokenize.mixing.streams import SEGMENTS, Bases, Draws, Segment, Streams, segment_name
 from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_shard
 from gristmill.tokenize.order import Order

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.tokenize import text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import FORMAT, MANIFEST, PIECES_SCHEMA, train_name

@@ -158,8 +158,8 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
         ImportError: a package is not installed.
     """
     if name != "gigatoken":
-        from gristmill.tokenize.encoding.sample import TokenizerSample
         from gristmill.tokenize.encoding.vocabulary import train
+        from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
         if name in ("unigram", "sentencepiece"):
             import sentencepiece  # noqa: F401

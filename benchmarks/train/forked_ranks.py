@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import torch
 
 from benchmarks.checkout import ROOT
-from gristmill.dataprep.files import read_json
-from gristmill.dataprep.processes import end_with_parent
+from gristmill.core.files import read_json
+from gristmill.core.processes import end_with_parent
 
 LOADED_LATE = (
     "torch._dynamo",

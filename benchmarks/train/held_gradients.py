@@ -19,22 +19,22 @@ from torch import Tensor, nn
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
 from benchmarks.train.parallel_forms import label
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model, Moe
 from gristmill.mixtures.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.adapters.lora import tuned_model
-from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.parallel.process_groups import World, make_world, max_over_ranks, process_group
 from gristmill.train.parallel.sharding import gathered
-from gristmill.train.parallel.world import World, make_world, max_over_ranks, process_group
 
 RANKS = 4
 FORMS: dict[str, list[dict[str, int]]] = {

@@ -18,19 +18,19 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import single_process
 
 LEARNING_RATE = 1e-3
 

@@ -17,16 +17,16 @@ from gristmill.mixtures.training import Optimizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.objectives.layout import Layout, Read
 from gristmill.train.objectives.masked_rows import Masking
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.prediction_targets import Layout, Read
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.process_groups import World, single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import World, single_process
 
 EOS, PAD, MASK = 0, 1, 2
 

@@ -16,13 +16,13 @@ from benchmarks.train.masked import EOS, PAD, masking, our_step, packed_set, ste
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB, Action, per_second
 from gristmill.mixtures.objectives.span_objectives import BlankInfilling, SpanCorruption, Ul2
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.shape import BERT_FFN, Shape, shape_of
-from gristmill.train.objectives.blank_rows import Blanks, Marks
-from gristmill.train.objectives.layout import Laid, Layout, Read
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import BERT_FFN, Shape, shape_of
+from gristmill.train.objectives.glm import Blanks, Marks
+from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import Corruption
-from gristmill.train.parallel.world import World, single_process
+from gristmill.train.parallel.process_groups import World, single_process
 
 SENTINELS, MODE = 70, 3
 """How many there are, and the first id of what stands for modes and blanks."""

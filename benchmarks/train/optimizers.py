@@ -22,8 +22,8 @@ from torch import Tensor
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer, Schedule
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update

@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all, run_forking
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model, Moe
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.process_groups import make_world, process_group
 from gristmill.train.parallel.sharding import sharded_model, whole_tensors
-from gristmill.train.parallel.world import make_world, process_group
 
 PRODUCTS: dict[int, list[dict[str, int]]] = {
     8: [

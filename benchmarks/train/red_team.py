@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.measuring import Row, fastest, row
 from benchmarks.train.tuning import PAD, VOCAB, peer, tokenizer, write_start
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate, RedTeam
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.red_teaming import red_teaming

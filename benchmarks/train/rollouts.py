@@ -25,13 +25,13 @@ from benchmarks.measuring import Row, row
 from benchmarks.train.tuning import PAD, TURNS, VOCAB, peer, write_start
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
+from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.parallel.sharding import sharded_model
-from gristmill.train.parallel.world import single_process
-from gristmill.train.reinforcement.dialogue import Asked, Dialogue
+from gristmill.train.reinforcement.multi_turn import Asked, Dialogue
 from gristmill.train.reinforcement.rollouts import Generated
 from gristmill.train.reinforcement.sampler import OwnEngine, Sampler, sampling_of
 from gristmill.train.reinforcement.tools.call_format import Call
-from gristmill.train.reinforcement.tools.used import Used
+from gristmill.train.reinforcement.tools.tool_call import Used
 
 PROMPTS, GROUP, NEW_TOKENS = 8, 8, 96
 TURNS_OF_ANSWER, TOOL_TOKENS = 3, 16

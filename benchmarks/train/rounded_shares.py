@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import describe_rounding, tuned_model
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.parallel.world import World, make_world, process_group
+from gristmill.train.parallel.process_groups import World, make_world, process_group
 
 BASES = ("int8", "nf4")
 RANKS = (1, 2, 4)

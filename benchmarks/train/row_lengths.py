@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.parallel.row_split import TokenHead
+from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.process_groups import World, make_world, process_group
 from gristmill.train.parallel.sharding import split_rows
-from gristmill.train.parallel.world import World, make_world, process_group
 
 LENGTHS = (2048, 8192, 32_768)
 RANKS = (1, 2, 4)

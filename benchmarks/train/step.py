@@ -22,14 +22,14 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.models.llama import Llama, configure
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama, configure
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.process_groups import World, single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import World, single_process
 
 VOCAB, LENGTH, ROWS = 4096, 256, 16
 SECTION = Model(layers=4, width=128, heads=4)

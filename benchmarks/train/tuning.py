@@ -22,9 +22,9 @@ from torch import Tensor
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import WEIGHTS_FILE, drawn, load_model
 from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps, weighted_nll
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
@@ -97,7 +97,7 @@ def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:
 
 def write_start(folder: Path) -> Shape:
     """The model that all begin with, as transformers loads it."""
-    from gristmill.dataprep.files import write_json
+    from gristmill.core.files import write_json
     from gristmill.train.models.tensor_files import ready, write_tensors
 
     shape = shape_of(SECTION, VOCAB, LENGTH)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
@@ -23,11 +23,11 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import single_process
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import matmul_rate
 

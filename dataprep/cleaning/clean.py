@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import SHARE_EDGES, add_counts, add_histograms, balance, histogram
+from gristmill.dataprep.conservation import SHARE_EDGES, add_counts, add_histograms, balance, histogram
 from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
 from gristmill.dataprep.edits import EDITS, apply_edits, edits_array, then
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import find_words
 from gristmill.dataprep.text.unicode_tables import code_point_flags

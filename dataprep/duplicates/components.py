@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks
-from gristmill.dataprep.jobs.shuffled import Sender, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.shuffle import MOST_PARTITIONS, open_batches, task_file
+from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks
+from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, open_batches, task_file
 from gristmill.dataprep.text.kernels import kernel
 
 

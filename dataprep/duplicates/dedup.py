@@ -24,8 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, balance
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import merge_annotations
+from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.document_numbers import number_rows
 from gristmill.dataprep.documents import (
     annotate,
@@ -34,17 +36,7 @@ from gristmill.dataprep.documents import (
     shard_names,
     write_table,
 )
-from gristmill.dataprep.duplicates.clusters import parse_keep
-from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
-from gristmill.dataprep.duplicates.dedup_index import (
-    DedupPlan,
-    import_shard,
-    open_index,
-    write_header,
-    write_index_shard,
-)
-from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, KEYS, keys_per_document, sent_keys
-from gristmill.dataprep.duplicates.links import (
+from gristmill.dataprep.duplicates.candidate_pairs import (
     FETCHED,
     MATCHES,
     PAIRS,
@@ -56,6 +48,16 @@ from gristmill.dataprep.duplicates.links import (
     largest_buckets,
     verify,
 )
+from gristmill.dataprep.duplicates.clusters import parse_keep
+from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
+from gristmill.dataprep.duplicates.dedup_index import (
+    DedupPlan,
+    import_shard,
+    open_index,
+    write_header,
+    write_index_shard,
+)
+from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, KEYS, keys_per_document, sent_keys
 from gristmill.dataprep.duplicates.sketches import (
     seen_path,
     sketch_path,
@@ -75,11 +77,9 @@ from gristmill.dataprep.duplicates.survivors import (
     largest_clusters,
     write_duplicates,
 )
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_names, run_tasks, shard_tasks
-from gristmill.dataprep.jobs.shuffled import Sender, Sent, Shuffled, must_send, run_shuffle
-from gristmill.dataprep.measuring import merge_annotations
-from gristmill.dataprep.shuffle import count_partitions, open_batches
+from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, must_send, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_names, run_tasks, shard_tasks
+from gristmill.dataprep.shuffle_format import count_partitions, open_batches
 from gristmill.mixtures.steps.dedup import Dedup
 
 

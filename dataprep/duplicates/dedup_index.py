@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.files import as_path, atomic_write, canonical_json, read_json, write_json
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
 from gristmill.dataprep.duplicates.sketches import (
@@ -30,9 +31,8 @@ from gristmill.dataprep.duplicates.sketches import (
     sketch_batch,
     unpack_sketches,
 )
-from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
-from gristmill.dataprep.jobs.engine import Task, partition_tasks
-from gristmill.dataprep.jobs.shuffled import Shuffled
+from gristmill.dataprep.jobs.shuffle import Shuffled
+from gristmill.dataprep.jobs.tasks import Task, partition_tasks
 from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"

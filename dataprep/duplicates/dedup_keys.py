@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.duplicates.sketches import Sketches, binary_numbers
-from gristmill.dataprep.jobs.shuffled import Sent
+from gristmill.dataprep.jobs.shuffle import Sent
 from gristmill.mixtures.steps.dedup import Dedup
 
 BYTES_PER_KEY = 32

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.files import atomic_write
+from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import judged_rows, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import ShingleSets, hash_shingles, no_shingles
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.measuring import measure_texts
-from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.dataprep.text.blake2b import digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup, MinHash

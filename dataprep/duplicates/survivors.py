@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.files import atomic_write
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
     ROW_GROUP_ROWS,
@@ -22,6 +23,7 @@ from gristmill.dataprep.documents import (
     read_annotations,
     read_documents,
 )
+from gristmill.dataprep.duplicates.candidate_pairs import AGAINST_REASONS, CHAINED_KIND, REASONS, compare, source_of
 from gristmill.dataprep.duplicates.clusters import (
     DOCUMENT_COLUMNS,
     KeepKey,
@@ -34,12 +36,10 @@ from gristmill.dataprep.duplicates.clusters import (
 )
 from gristmill.dataprep.duplicates.components import labels_of
 from gristmill.dataprep.duplicates.dedup_index import MATCH_SCHEMA, DedupPlan, best_matches
-from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, REASONS, compare, source_of
 from gristmill.dataprep.duplicates.sketches import SKETCH_COLUMNS, Source, binary_numbers, load_columns, read_sketches
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled
-from gristmill.dataprep.shuffle import MOST_PARTITIONS
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
+from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
 
 
 def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:

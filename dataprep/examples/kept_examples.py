@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.counts import ConservationError
+from gristmill.core.files import atomic_write, read_json
+from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
 from gristmill.dataprep.examples.read_examples import Example, Kind, Quarantined, made_path, read_set
-from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"

@@ -23,19 +23,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.asking import judge_pairs
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.diversity import SAMPLE_TEXTS, describe
-from gristmill.dataprep.asking.lineage import GENERATED, KIND, PARENTS, SCHEMA, write_lineage
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate, read_lines, read_template
-from gristmill.dataprep.asking.prompting import Answer, Request
-from gristmill.dataprep.asking.shard_answers import with_problems
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import check_conservation, check_quarantine
-from gristmill.dataprep.examples import drafts as steps
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import check_conservation, check_quarantine
+from gristmill.dataprep.examples import example_candidates as steps
 from gristmill.dataprep.examples import new_prompts
 from gristmill.dataprep.examples.conversations import sft_example
-from gristmill.dataprep.examples.drafts import Asked, Draft, answer_of
+from gristmill.dataprep.examples.example_candidates import Asked, Draft, answer_of
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.examples.read_examples import (
     Example,
@@ -46,15 +40,21 @@ from gristmill.dataprep.examples.read_examples import (
     prompt_example,
     read_set,
 )
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.judges.answer_checks import check_answers
+from gristmill.dataprep.llm import judge_pairs
+from gristmill.dataprep.llm.batch_requests import with_problems
+from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
+from gristmill.dataprep.llm.lineage import GENERATED, KIND, PARENTS, SCHEMA, write_lineage
+from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_lines, read_template
+from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import columns_of, name_of
 from gristmill.mixtures.steps.asked_model import AskedModel
-from gristmill.mixtures.steps.made_examples import JudgeReward, MadeExamples
+from gristmill.mixtures.steps.examples import JudgeReward, MadeExamples
 
 BELOW, TIED, UNDECIDED, EXCLUDED = "below", "tied", "undecided", "excluded"
 """Reasons for a prompt without an example: its best reward is too small, its best and worst answers are equally good,
-the comparing model prefers neither, the example is excluded. `drafts.py` has the reasons about its answers."""
+the comparing model prefers neither, the example is excluded. `example_candidates.py` has the reasons about its answers."""
 QUARANTINE = "quarantine.jsonl"
 SAMPLE_CHARACTERS = 4000
 SHOWN_REASONS = 3

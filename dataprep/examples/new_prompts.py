@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate
-from gristmill.dataprep.asking.prompting import Answer, Request, prompt
-from gristmill.dataprep.seeds import seeded_key
-from gristmill.mixtures.steps.made_examples import Grow
+from gristmill.core.seeds import seeded_key
+from gristmill.dataprep.llm.prompt_templates import PromptTemplate
+from gristmill.dataprep.llm.prompting import Answer, Request, prompt
+from gristmill.mixtures.steps.examples import Grow
 
 GIVEN = ("shown", "wanted")
 """Names that the template may use."""

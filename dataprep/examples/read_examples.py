@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gristmill.core.files import as_path, canonical_json
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
@@ -40,7 +41,6 @@ from gristmill.dataprep.examples.conversations import (
     with_system,
 )
 from gristmill.dataprep.examples.preferences import dpo_example
-from gristmill.dataprep.files import as_path, canonical_json
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended
 from gristmill.dataprep.reading.jsonl.json_array import json_lines
 from gristmill.dataprep.reading.jsonl.json_lines import parse_json
@@ -48,7 +48,7 @@ from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, prefe
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.reinforcement import RecordColumns
-from gristmill.mixtures.steps.made_examples import MADE, output_name
+from gristmill.mixtures.steps.examples import MADE, output_name
 
 PROMPT_KEYS = ("prompt", "question")
 """Keys of a prompt; `question` is GSM8K's."""

@@ -27,13 +27,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import array_bytes, atomic_write, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import TEXT, Corpus
-from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.exporting.croissant import croissant
 from gristmill.dataprep.exporting.dataset_card import Exported, card
-from gristmill.dataprep.files import array_bytes, atomic_write, write_json
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.sources import INGEST
 

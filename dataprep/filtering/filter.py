@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep import counts as histograms
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, balance
+from gristmill.core.stage_context import Context
+from gristmill.dataprep import conservation as histograms
+from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.documents import (
     annotate,
     judged_rows,
@@ -27,11 +28,10 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS, edges
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, measure
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
-from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.replay import Columns, Rule, remember_last, threshold_rules
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
+from gristmill.dataprep.whatif_thresholds import Columns, Rule, remember_last, threshold_rules
 from gristmill.dataprep.words.language_words import load_words
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.rules import Rules

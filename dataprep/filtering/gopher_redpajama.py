@@ -46,7 +46,7 @@ from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
-from gristmill.dataprep.words.word_cuts import whitespace_words
+from gristmill.dataprep.words.tokenise_words import whitespace_words
 from gristmill.mixtures.steps.rules import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.judges.language_codes import parse_label
-from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
+from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.swar import count_byte, equal_to
 from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
 from gristmill.dataprep.words.punctuated_words import punctuated_words
-from gristmill.dataprep.words.word_cuts import (
+from gristmill.dataprep.words.tokenise_words import (
     Words,
     characters_per_word,
     unspaced_words,

@@ -30,10 +30,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.text.eight_bytes import controls_of, count_byte, equal_to, find_byte, first_of, number_of
 from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import NEWLINE, count_code_points, strip
+from gristmill.dataprep.text.swar import controls_of, count_byte, equal_to, find_byte, first_of, number_of
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, decode, flag_code_points, single
 
 SPACE = np.uint8(1)

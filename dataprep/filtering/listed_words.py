@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import WORD, code_point_flags, decode

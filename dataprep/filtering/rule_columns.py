@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gristmill.dataprep.counts import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
+from gristmill.dataprep.conservation import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 
 Edges = Sequence[float]
 

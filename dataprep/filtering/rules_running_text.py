@@ -31,14 +31,14 @@ from gristmill.dataprep.filtering.gopher_words import lower_ascii
 from gristmill.dataprep.filtering.lines_and_sentences import count_sentences, text_classes
 from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
 from gristmill.dataprep.filtering.rule_columns import RUNNING_TEXT_STATISTICS
-from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, code_point_flags, decode
 from gristmill.dataprep.text.unicode_tables import SPACE as WHITESPACE
+from gristmill.dataprep.words.tokenise_words import Words
 from gristmill.dataprep.words.word_breaks import segmented_words
-from gristmill.dataprep.words.word_cuts import Words
 
 DETERMINERS = "the a an my your our their every".split()
 NEVER_NEXT = (

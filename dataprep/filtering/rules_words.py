@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.core.files import as_path, sha256_file
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filtering.listed_words import Automaton, build, count, lower, read_list
-from gristmill.dataprep.judges.fasttext.one_line import one_line_each
-from gristmill.dataprep.judges.predictors import load_model
 from gristmill.mixtures.steps.rules import BadWords, Toxicity
 
 

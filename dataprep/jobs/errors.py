@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.files import read_json, write_json
+from gristmill.core.secrets import mask_text
 
 BEAM_SUFFIX = " [while running "
 

@@ -1,7 +1,7 @@
 """Pools of local workers, threads or processes; a free worker takes the next task of a job.
 
 Threads serve functions that release the GIL. Worker processes are forked from Python's fork server (`multiprocessing`),
-which imports their modules once for all jobs of a process (`preloaded.py`). They end with their parent process, however
+which imports their modules once for all jobs of a process (`pool_preload.py`). They end with their parent process, however
 it ends, and leave Ctrl-C to it.
 
 Each worker process has a connection to the parent for tasks and answers, and a pipe for its output. A connection that
@@ -24,8 +24,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from gristmill.core.processes import ONE_THREAD, end_with_parent
 from gristmill.dataprep.jobs.errors import KilledWorkerError, WorkerError
-from gristmill.dataprep.processes import ONE_THREAD, end_with_parent
 
 Element = tuple[str, Mapping[str, Any]]
 """Name and payload of a task."""
@@ -35,7 +35,7 @@ Pool = Callable[[Work, Sequence[Element]], Iterator[Any]]
 """Function that runs all tasks and yields their results in any order."""
 
 PACKAGE = "gristmill."
-PRELOADED = "gristmill.dataprep.jobs.preloaded"
+PRELOADED = "gristmill.dataprep.jobs.pool_preload"
 CLOSE_SECONDS = 5.0
 """Time for an idle worker to exit."""
 TAIL_LINES = 20

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.jobs import distributions
-from gristmill.dataprep.jobs.distributions import FLINK_VERSION, MissingEngineError
+from gristmill.dataprep.jobs import engine_downloads
+from gristmill.dataprep.jobs.engine_downloads import FLINK_VERSION, MissingEngineError
 from gristmill.dataprep.jobs.servers import job_server
 
 PROGRAM = "gristmill-worker"
@@ -61,7 +61,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
 def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
     """Start Beam's job server for Flink, which submits jobs to the JobManager at `address`."""
     line = str(options.get("flink_version", FLINK_VERSION))
-    jar = Path(options.get("flink_job_server_jar") or distributions.find(distributions.flink(line)))
+    jar = Path(options.get("flink_job_server_jar") or engine_downloads.find(engine_downloads.flink(line)))
     _check_there(jar, "flink_job_server_jar")
     java = shutil.which("java")
     if java is None:

@@ -3,7 +3,7 @@
 The local runner is Beam's own, in this process and a single thread: its step hands the tasks to the workers of this
 machine (`pool.py`). It is named explicitly, because Beam's default runner tries to download a binary first. Any other
 runner gets one element per task, or per several of many tasks, distributes them over its cluster, and groups the tasks'
-outputs by their numbers (`shuffled.py`).
+outputs by their numbers (`shuffle.py`).
 
 This module compensates for gaps of Beam's Dask runner, which returns before the work is done, never closes its
 connection, waits silently for workers, and does not count.
@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.jobs.carried import carry_step
+from gristmill.core.processes import without_collection
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import Element, Pool, Work
 from gristmill.dataprep.jobs.servers import answers
-from gristmill.dataprep.processes import without_collection
+from gristmill.dataprep.jobs.ship_files import carry_step
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.core.processes import kill_child
 from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.processes import kill_child
 
 START_SECONDS = 60.0
 """Timeout for a job server's start; one in Java takes some seconds on a busy machine."""
 ENDING = (
-    "import os, signal, sys; from gristmill.dataprep.processes import end_with_parent; "
+    "import os, signal, sys; from gristmill.core.processes import end_with_parent; "
     "end_with_parent(signal.SIGKILL, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 """Python code that executes a program which ends with its parent process, however that ends."""

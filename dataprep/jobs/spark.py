@@ -25,10 +25,10 @@ from typing import Any
 
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
-from gristmill.dataprep.jobs import distributions
-from gristmill.dataprep.jobs.carried import carry
-from gristmill.dataprep.jobs.chain import Chain, as_metrics, do_steps, read_chain
+from gristmill.dataprep.jobs import engine_downloads
 from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.linear_pipeline import Chain, as_metrics, do_steps, read_chain
+from gristmill.dataprep.jobs.ship_files import carry
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a master."""
@@ -201,9 +201,9 @@ def import_spark() -> None:
         return
     if home is None:
         try:
-            home = str(distributions.find(distributions.spark()).parents[1])
-        except distributions.MissingEngineError as error:
-            raise distributions.MissingEngineError(
+            home = str(engine_downloads.find(engine_downloads.spark()).parents[1])
+        except engine_downloads.MissingEngineError as error:
+            raise engine_downloads.MissingEngineError(
                 "there is no Spark on this machine: set SPARK_HOME, or install `pyspark` of the cluster's version; "
                 f"{error}"
             ) from None

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from gristmill.core.processes import end_after_parent, end_with_parent
 from gristmill.dataprep.jobs.pool import PRELOADED
 from gristmill.dataprep.jobs.portable import PROGRAM
 from gristmill.dataprep.jobs.runner import import_beam, listening_on
-from gristmill.dataprep.processes import end_after_parent, end_with_parent
 
 IMPORTED = (PRELOADED, "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.worker_id_interceptor")
 """Modules that a pool's fork server imports; the first prevents imports from starting threads, which forks lose."""

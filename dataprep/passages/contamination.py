@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.passages.evaluation_sets import read_parts
 from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, build_index, count_documents, covered, find_ngrams
-from gristmill.dataprep.shuffle import group_starts, sort_rows, spread_groups
+from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MOST_COPIES = 1000

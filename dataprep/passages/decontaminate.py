@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import ID_BYTES, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches, is_over
+from gristmill.dataprep.passages.cut_span import widen, words_left
 from gristmill.dataprep.passages.evaluation_sets import Part, read_parts
-from gristmill.dataprep.passages.excision import widen, words_left
 from gristmill.dataprep.passages.ngram_index import (
     Hits,
     build_index,
@@ -35,9 +35,9 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
-from gristmill.dataprep.replay import Rule, threshold_rule, threshold_rules
-from gristmill.dataprep.shuffle import open_batches, sort_rows, task_file, write_partitions
+from gristmill.dataprep.shuffle_format import open_batches, sort_rows, task_file, write_partitions
 from gristmill.dataprep.thresholds import first_failures
+from gristmill.dataprep.whatif_thresholds import Rule, threshold_rule, threshold_rules
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MATCHES_FILE = "matches.parquet"

@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
-from gristmill.dataprep.shuffle import (
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks, shard_tasks
+from gristmill.dataprep.shuffle_format import (
     count_partitions,
     find_pairs,
     group_starts,

@@ -3,7 +3,7 @@
 A shard sends each distinct window once, with its first copy in the shard and the number of copies, so that a text on a
 million pages costs no more than any other.
 
-1. anchors: per shard, the hashes of its anchors, a sample of its windows (see `windows.py`), by partition.
+1. anchors: per shard, the hashes of its anchors, a sample of its windows (see `ngram_windows.py`), by partition.
 2. repeated_anchors: per partition, the anchors that repeat in the corpus, by shard.
 3. windows: per shard, all windows around repeated anchors, each with its first copy in the shard, by partition.
 4. repeated_windows: per partition, the repeated windows, with the first copy of each, by shard.
@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
-from gristmill.dataprep.jobs.shuffled import Sender, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
-from gristmill.dataprep.passages.windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
-from gristmill.dataprep.shuffle import (
+from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks, shard_tasks
+from gristmill.dataprep.passages.ngram_windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
+from gristmill.dataprep.shuffle_format import (
     count_partitions,
     group_starts,
     open_batches,

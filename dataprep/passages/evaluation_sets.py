@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
+from gristmill.dataprep.reading.charsets import UndecodableError, decode
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole, split_compression
-from gristmill.dataprep.reading.encoding import UndecodableError, decode
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.steps.decontaminate import EvaluationSet

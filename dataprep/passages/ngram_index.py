@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
 from gristmill.dataprep.filtering.repetition import empty_table
-from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import hashed_words, same_lower

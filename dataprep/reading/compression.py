@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.reading.encoding import utf8_parts
+from gristmill.dataprep.reading.charsets import utf8_parts
 
 FEED_BYTES = 4096
 """Compressed bytes per step. The output of a failing step is lost, so steps are small."""

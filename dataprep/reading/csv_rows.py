@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
-from gristmill.dataprep.reading.encoding import (
+from gristmill.dataprep.reading.charsets import (
     AUTO,
     KEEP_BAD,
     UTF8,
@@ -21,6 +20,7 @@ from gristmill.dataprep.reading.encoding import (
     most_replaced,
     replace_bad,
 )
+from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
 
 _WIDE_CODECS = ("utf-16", "utf-32")

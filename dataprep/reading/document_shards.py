@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.counts import Counts, add_counts
+from gristmill.core.secrets import mask_text
+from gristmill.dataprep.conservation import Counts, add_counts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, hash_documents, write_table
 from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Records, Rejected, Skipped, excerpt
-from gristmill.dataprep.secrets import mask_text
 
 SHOWN_DAMAGED = 20
 """Damaged files in a summary, those with most lost records first."""

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 from unicodedata import normalize
 
-from gristmill.dataprep.reading.encoding import UTF8, Errors, UndecodableError, declared_in_page, decode
+from gristmill.dataprep.reading.charsets import UTF8, Errors, UndecodableError, declared_in_page, decode
 from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
 
 WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gristmill.dataprep.processes import kill_child
+from gristmill.core.processes import kill_child
 from gristmill.dataprep.reading import guarded
 from gristmill.dataprep.reading.extraction import Extracted
 from gristmill.dataprep.reading.guarded import LENGTH_BYTES, frame

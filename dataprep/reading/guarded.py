@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from gristmill.dataprep.processes import end_with_parent
+from gristmill.core.processes import end_with_parent
 
 LENGTH_BYTES = 8
 READ_AHEAD_BYTES = 1 << 20

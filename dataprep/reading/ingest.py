@@ -8,7 +8,7 @@ that fills several shards.
 
 Memory does not depend on the number of documents. A worker holds a shard and its tables, four times `shard_bytes` (or
 one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids are compared, some 100 MB
-(`repeats.py`). The parent process holds about 1 kB per file and the result of each task: another 1 kB, and the first
+(`duplicate_records.py`). The parent process holds about 1 kB per file and the result of each task: another 1 kB, and the first
 quarantined records. A worker also holds the names of a tar archive's members, 150 bytes each, as a repeated name gets
 another locator.
 """
@@ -23,10 +23,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, balance
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.binary_formats import answers
 from gristmill.dataprep.reading.document_shards import (
     SHOWN_DAMAGED,
@@ -35,15 +35,15 @@ from gristmill.dataprep.reading.document_shards import (
     describe_loss,
     estimate_losses,
 )
+from gristmill.dataprep.reading.duplicate_records import Repeats, settle_repeats, shards_of
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Read, Reading
-from gristmill.dataprep.reading.repeats import Repeats, settle_repeats, shards_of
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
-from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
+from gristmill.mixtures.user_code import OwnCodeError
 
 TRIED_RECORDS = 100
 """Records of its first file with which a user's reader is tested for determinism."""

@@ -24,9 +24,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.own_functions import blame, load_function, load_own
-from gristmill.dataprep.processes import kill_child
+from gristmill.core.files import as_path, is_local
+from gristmill.core.processes import kill_child
 from gristmill.dataprep.reading import guarded
 from gristmill.dataprep.reading.compression import READ_BYTES, DecodedStream, Metered
 from gristmill.dataprep.reading.guarded import frame, read_frame
@@ -44,8 +43,9 @@ from gristmill.dataprep.reading.records import (
     one_line,
     with_end,
 )
-from gristmill.mixtures.own_code import Own, OwnCodeError
+from gristmill.dataprep.user_functions import blame, load_function, load_own
 from gristmill.mixtures.sources import OwnListing, OwnReader
+from gristmill.mixtures.user_code import Own, OwnCodeError
 
 SLEEP_FACTOR = 6
 """Wall-clock limit of a call, as a multiple of its CPU limit."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.archives import read_tar, read_zip
 from gristmill.dataprep.reading.binary_formats import format_of_content, how_to_read
+from gristmill.dataprep.reading.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.reading.compression import CorruptFileError, Metered, RecordTooLongError, read_whole
 from gristmill.dataprep.reading.csv_rows import read_csv
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (

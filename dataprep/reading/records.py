@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.reading.charsets import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 from gristmill.dataprep.reading.compression import Openable
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"

@@ -16,15 +16,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from gristmill.dataprep.files import DEFAULT_STORE, as_path, sha256_file
-from gristmill.dataprep.object_stores import not_installed
+from gristmill.core.files import DEFAULT_STORE, as_path, sha256_file
+from gristmill.core.object_stores import not_installed
 from gristmill.dataprep.reading.binary_formats import answers, format_of_extension, how_to_read
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.pythondocs import is_python_source, python_listing, python_parts
-from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.sources import OwnListing
+from gristmill.mixtures.user_code import OwnCodeError
 
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.files import is_local
-from gristmill.dataprep.processes import kill_child
+from gristmill.core.files import is_local
+from gristmill.core.processes import kill_child
 from gristmill.dataprep.reading import compression, guarded
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
 from gristmill.dataprep.reading.guarded import frame, read_frame

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gristmill.dataprep.reading.charsets import KEEP_BAD, UTF8, most_replaced, replace_bad
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
-from gristmill.dataprep.reading.encoding import KEEP_BAD, UTF8, most_replaced, replace_bad
 from gristmill.dataprep.reading.records import (
     Dropped,
     Input,

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.archive_records import ARC, WARC, Gap, Stored, split_records
+from gristmill.dataprep.reading.charsets import AUTO, UTF8, Decoded, UndecodableError, decode
 from gristmill.dataprep.reading.compression import DecodedStream
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, UndecodableError, decode
 from gristmill.dataprep.reading.records import (
     EMPTY,
     Dropped,

@@ -2,7 +2,7 @@
 
 numba's cache only checks the file of the called function, not those of the functions that it calls, and would run stale
 code after an update. The folder of the machine code is therefore named after the content of all kernel sources. Its
-files: `machine_code.py`.
+files: `jit_cache.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from gristmill.dataprep.text.machine_code import MachineCode
+from gristmill.dataprep.text.jit_cache import MachineCode
 
 
 def text_buffers(texts: pa.Array | pa.ChunkedArray, checked: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Kernels that find the words, lines and paragraphs of UTF-8 text.
 
 A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid UTF-8,
-and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `word_cuts.py` splits batches of
+and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `tokenise_words.py` splits batches of
 texts into words, also by other rules.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.eight_bytes import HIGH_BITS, number_of
 from gristmill.dataprep.text.hashing import fmix64, load64
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.swar import HIGH_BITS, number_of
 from gristmill.dataprep.text.unicode_tables import ALONE, ALPHABETIC, NOTHING, SPACE, WORD, decode
 
 NEWLINE = np.uint8(0x0A)

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.spacy_words import Lengths, load_tokenizer, words_of_runs
-from gristmill.dataprep.words.word_cuts import Words, describe_words
+from gristmill.dataprep.words.tokenise_words import Words, describe_words
 from gristmill.mixtures.steps.rules import Rules
 
 REMEMBERED_TEXTS = 1000

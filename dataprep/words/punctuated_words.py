@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.eight_bytes import HIGH_BITS, digits_of, first_of, letters_of
 from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.swar import HIGH_BITS, digits_of, first_of, letters_of
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, MARK, SPACE, WORD, decode
-from gristmill.dataprep.words.word_cuts import Words
+from gristmill.dataprep.words.tokenise_words import Words
 
 JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
 """Marks that stay with the word after them: not among spaCy's prefixes."""

@@ -21,7 +21,7 @@ from gristmill.dataprep.filtering.repetition import number_spans
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
-from gristmill.dataprep.words.word_cuts import Words, whitespace_words
+from gristmill.dataprep.words.tokenise_words import Words, whitespace_words
 
 REMEMBERED_RUNS = 1_000_000
 """Largest number of runs in the cache of a process, some 100 MB; then it is cleared."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from gristmill.dataprep.text.kernels import inner_kernel, kernel
 from gristmill.dataprep.text.unicode_tables import CODE_POINTS, WORD, decode, ranges
-from gristmill.dataprep.words.word_cuts import Words
+from gristmill.dataprep.words.tokenise_words import Words
 
 WORD_BREAK = {
     "CR": "D",

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 from typing import Any, Literal
 
+from gristmill.core.files import as_path
 from gristmill.dataprep.documents import open_table
-from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.binary_formats import answers, format_of_content
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
 from gristmill.dataprep.reading.jsonl.json_array import is_array, json_lines

@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in the schema
+from gristmill.mixtures.base import OutsidePath, docstrings
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.own_code import OwnFunction
 from gristmill.mixtures.prepare import Step, step_fields
-from gristmill.mixtures.section import OutsidePath, docstrings
+from gristmill.mixtures.user_code import OwnFunction
 
 INDEX = "README.md"
 TITLE = """\

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, measure
-from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.try_function import Sample, take_sample
@@ -217,10 +217,10 @@ def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[s
         texts: the documents.
         fetch_seconds: how long a missing model is waited for, on each of the ways to it; with 0 it is not fetched.
     """
-    from gristmill.dataprep.files import sha256_file
-    from gristmill.dataprep.judges import langid
-    from gristmill.dataprep.judges.fasttext.fasttext_models import ModelError, find_model, ways_to_fetch
-    from gristmill.dataprep.judges.predictors import load_model
+    from gristmill.core.files import sha256_file
+    from gristmill.dataprep.fasttext.fasttext_backend import load_model
+    from gristmill.dataprep.fasttext.fasttext_models import ModelError, find_model, ways_to_fetch
+    from gristmill.dataprep.langid import langid
 
     try:
         path = find_model(fetchers=ways_to_fetch(fetch_seconds, fetch_seconds) if fetch_seconds else {})
@@ -233,7 +233,7 @@ def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[s
 
 def find_duplicates(texts: pa.Array) -> dict[str, int]:
     """How many of n texts `dedup` with its usual settings would drop: copies, and texts nearly as a longer one."""
-    from gristmill.dataprep.duplicates.links import candidate_pairs
+    from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
     from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
     from gristmill.dataprep.duplicates.sketches import DIGEST_BYTES, binary_numbers, sketch_texts
 
@@ -293,7 +293,7 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
     """Print what was found, in lines that fit a narrow terminal."""
     from rich.text import Text
 
-    from gristmill.dataprep.replay import short_name
+    from gristmill.dataprep.whatif_thresholds import short_name
     from gristmill.flows.authoring.look_at_data import size
     from gristmill.flows.report.summary import plain_table, section
     from gristmill.flows.running.terminal import plain_console

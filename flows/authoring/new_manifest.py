@@ -15,7 +15,7 @@ from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settin
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.scaling.dial import DECAY_FRACTION, OPTIMIZER, TOKENS_PER_PARAMETER, dial
+from gristmill.mixtures.scaling.size_rules import DECAY_FRACTION, OPTIMIZER, TOKENS_PER_PARAMETER, dial
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; one of 4,096 has 3.6 (measured on
@@ -286,7 +286,7 @@ def _given(tokenizer: GivenTokenizer) -> str:
 
 
 def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
-    from gristmill.train.models.shape import shape_of
+    from gristmill.train.models.model_config import shape_of
 
     model = Model(preset=preset)
     batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.reading.compression import Metered
 from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR

@@ -23,18 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.files import as_path, is_local
+from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.documents import annotation_stages, read_table, shard_names
-from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.measuring import spread
-from gristmill.dataprep.own import annotate, edit
-from gristmill.dataprep.own.own_documents import (
-    DocumentFunction,
-    JudgedColumns,
-    known_columns,
-    load_document_function,
-    read_judged_columns,
-)
-from gristmill.dataprep.own.time_limits import TimeLimit
 from gristmill.dataprep.reading.document_shards import ShardWriter
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
@@ -44,9 +35,18 @@ from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Dropped, Ended, Page, Read, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
-from gristmill.mixtures.own_code import OwnFunction
+from gristmill.dataprep.user_code import annotate, edit
+from gristmill.dataprep.user_code.own_documents import (
+    DocumentFunction,
+    JudgedColumns,
+    known_columns,
+    load_document_function,
+    read_judged_columns,
+)
+from gristmill.dataprep.user_code.time_limits import TimeLimit
 from gristmill.mixtures.sources import INGEST, Ingest, OwnReader, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
+from gristmill.mixtures.user_code import OwnFunction
 from gristmill.mixtures.yaml_text import did_you_mean
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
         that `is_exact`, and the `seconds` that they would take one process).
 
     Raises:
-        gristmill.mixtures.own_code.OwnCodeError: the function cannot be called, or returns something else than it may.
+        gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or returns something else than it may.
     """
     trial = Trial([], [], [], [], {}, [])
     function = load_document_function(step, known_columns(sample.inputs))
@@ -456,7 +456,7 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
         files by their bytes, and seconds).
 
     Raises:
-        SourceError, gristmill.mixtures.own_code.OwnCodeError: there is no file, or the function cannot be called.
+        SourceError, gristmill.mixtures.user_code.OwnCodeError: there is no file, or the function cannot be called.
     """
     source = Source.model_validate({"path": path, "read": own})
     files, reading = find_files(FILE, source.model_dump()).files, reading_of(source)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.flows.browse.addresses import DOCUMENTS
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER
-from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.sources import IMPORTED, INGEST
-from gristmill.tokenize.importing.corpora import corpora
+from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST

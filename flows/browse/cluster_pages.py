@@ -15,7 +15,7 @@ from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.row_groups import read_document_rows, read_matching
 from gristmill.flows.browse.addresses import DOCUMENTS, Clusters, OneCluster, address
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.report.differences import differences
+from gristmill.flows.report.text_diff import differences
 from gristmill.mixtures.sources import INGEST
 
 CLUSTERS_PAGE = "duplicates"

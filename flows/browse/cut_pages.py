@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.dataprep.documents import shard_names
-from gristmill.dataprep.replay import Rule, judge_shard, nearest
 from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
+from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
 from gristmill.flows.browse.addresses import DOCUMENTS, OneCut, Search, address
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.questions.cut_samples import Found, merge_nearest, stored_rules
+from gristmill.flows.questions.threshold_samples import Found, merge_nearest, stored_rules
 from gristmill.flows.report.pictures import place_on_bins
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
@@ -121,7 +121,7 @@ def bars(edges: Sequence[float], counts: Sequence[int], cut: float | None, colum
     """A histogram as bars, each with a link to its documents, in the places of an SVG of 600 by 160.
 
     Args:
-        edges, counts: as in `gristmill.dataprep.counts.Histogram`.
+        edges, counts: as in `gristmill.dataprep.conservation.Histogram`.
         cut: what is marked among them.
         column: what was measured, under the name by which it is searched.
     """

@@ -23,10 +23,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from gristmill.core.secrets import mask_known, mask_text
+from gristmill.core.store import CorruptError
 from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.edits import BadEditError
-from gristmill.dataprep.expressions import ExpressionError
-from gristmill.dataprep.secrets import mask_known, mask_text
+from gristmill.dataprep.where_sql import ExpressionError
 from gristmill.flows.browse import addresses
 from gristmill.flows.browse.addresses import DOCUMENTS, Asked, BadAddressError, address, asked
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
@@ -42,9 +43,8 @@ from gristmill.flows.browse.step_pages import example_page, step_page, training_
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.training_reads import TraceError
-from gristmill.flows.report.parts import DARK, LIGHT, environment
+from gristmill.flows.report.page_elements import DARK, LIGHT, environment
 from gristmill.flows.report.pictures import COLOURS
-from gristmill.flows.store.store import CorruptError
 from gristmill.tokenize.packed_files import PackedSetError
 
 if TYPE_CHECKING:

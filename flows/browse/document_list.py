@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import QUARANTINE_REASON, column_names, open_table
-from gristmill.dataprep.expressions import columns_in, evaluate
 from gristmill.dataprep.row_groups import read_document_rows
+from gristmill.dataprep.where_sql import columns_in, evaluate
 from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.addresses import DOCUMENTS, BadAddressError, Search, address
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.questions.search import marked
 from gristmill.mixtures.sources import INGEST
-from gristmill.tokenize.importing.corpora import decoded_text
+from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25
 SCANNED_BYTES = 64 << 20

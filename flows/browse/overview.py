@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.secrets import mask_text
 from gristmill.flows.browse.addresses import DOCUMENTS, Search, address
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.cluster_pages import CLUSTERS_PAGE, address_of, steps_with_clusters
@@ -16,7 +16,7 @@ from gristmill.flows.browse.row_pages import ROWS_PAGE, TRAINING_PAGE
 from gristmill.flows.browse.search_page import SEARCH_PAGE
 from gristmill.flows.browse.step_pages import trainings
 from gristmill.flows.questions.status import describe_running, stage_states
-from gristmill.flows.report.run_data import funnel, top_reasons
+from gristmill.flows.report.report_facts import funnel, top_reasons
 
 MOST_REASONS = 6
 

@@ -13,8 +13,8 @@ from gristmill.flows.browse.addresses import DOCUMENTS, OneRow, Rows, address
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.data.preference_rows import EXAMPLES
 
 ROWS_ON_PAGE = 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.dataprep.words.by_words import terms_of
+from gristmill.dataprep.words.bm25_scan import terms_of
 from gristmill.flows.browse.addresses import DOCUMENTS, BadAddressError, ByMeaning, address
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.questions.search import SearchError, described, marked, ranks, search

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from gristmill.dataprep.secrets import MaskedStream, mask_text
+from gristmill.core.secrets import MaskedStream, mask_text
 from gristmill.flows.cli.command_groups import EXAMPLES, GROUPS
 from gristmill.flows.cli.completion import complete_manifest, complete_setting
 
@@ -142,10 +142,10 @@ def open_or_exit(
     allow_code: bool = False,
 ) -> Session:
     """Open a manifest, or print everything that is wrong with it and exit with code 2."""
+    from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.running.session import open_session
     from gristmill.flows.stages.plan import UnknownStageError
-    from gristmill.flows.store.store import StoreLocationError
     from gristmill.mixtures.load import ManifestError
 
     try:
@@ -160,7 +160,7 @@ def open_or_exit(
 
 def open_store(location: str | None) -> Any:
     """The store that an option, the environment or the default names, or exit with code 2."""
-    from gristmill.flows.store.store import StoreLocationError, store_at
+    from gristmill.core.store import StoreLocationError, store_at
 
     try:
         return store_at(location)
@@ -189,12 +189,12 @@ def why_refused(error: Exception) -> str | None:
     """What to tell of an error of a file system, network or object store, or of a library that an extra of this package
     brings and nobody has installed; None for any other error."""
     if isinstance(error, ImportError):
-        from gristmill.flows.running.extras import EXTRA_OF, sentence_of
+        from gristmill.flows.running.missing_libraries import EXTRA_OF, sentence_of
 
         library = (error.name or "").partition(".")[0]
         return sentence_of(library, "this command") if library in EXTRA_OF else None
     if isinstance(error, OSError) and error.strerror:
-        from gristmill.dataprep.files import TEMPORARY_MARK
+        from gristmill.core.files import TEMPORARY_MARK
 
         name = error.filename2 or error.filename
         # What is written aside is of no interest; what it is for is.
@@ -211,8 +211,8 @@ def why_refused(error: Exception) -> str | None:
 @contextmanager
 def training_several() -> Iterator[None]:
     """Within it what ends several trainings becomes a sentence and an exit code."""
+    from gristmill.core.lease import LeaseLostError
     from gristmill.flows.running.run import StageFailedError
-    from gristmill.flows.store.lease import LeaseLostError
     from gristmill.flows.sweeps.grid import SweepError
     from gristmill.mixtures.load import ManifestError
 

@@ -61,7 +61,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Runs of the store, the newest first, with how they ended."""
     import json
 
-    from gristmill.flows.store.store import StoreLocationError, store_at
+    from gristmill.core.store import StoreLocationError, store_at
 
     try:
         folder = store_at(ctx.params.get("store")).runs
@@ -122,7 +122,7 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
 def _keys(model: Any, at: str, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
     """The keys of a section and of those in it; one that holds itself, as what a mixture continues, is not entered."""
     from gristmill.flows.authoring.manifest_reference import alternatives
-    from gristmill.mixtures.section import docstrings
+    from gristmill.mixtures.base import docstrings
 
     for name, field in model.model_fields.items():
         inner = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.secrets import mask_text
 from gristmill.flows.cli.application import (
     EXIT_INTERRUPTED,
     EXIT_STAGE_FAILED,
@@ -472,7 +472,7 @@ def export_documents(
     """Write the kept documents, with all edits, scores and reasons."""
     from pydantic import ValidationError
 
-    from gristmill.dataprep.counts import ConservationError
+    from gristmill.dataprep.conservation import ConservationError
     from gristmill.dataprep.exporting.export_documents import ExportError
     from gristmill.flows.questions.find_documents import NothingIngestedError
     from gristmill.flows.questions.publish_documents import publish

@@ -147,7 +147,7 @@ def generate(
 
     A prompt that cannot be completed gets an `error` in its line; the exit code is 1 then.
     """
-    from gristmill.dataprep.files import atomic_write
+    from gristmill.core.files import atomic_write
     from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
@@ -207,7 +207,7 @@ def serve_model(
 
     Requests need an API key: that of the environment variable GRISTMILL_API_KEY, or a new one that is printed.
     """
-    from gristmill.dataprep.asking.served_folder import API_KEY_VARIABLE
+    from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
     from gristmill.flows.access_token import AccessToken
     from gristmill.flows.models.find_model import name_of
     from gristmill.flows.models.limits import Limits

@@ -181,7 +181,7 @@ def whatif(
 
     Without --set it lists what each threshold drops, and what nearby values would drop.
     """
-    from gristmill.dataprep.replay import NotReplayableError
+    from gristmill.dataprep.whatif_thresholds import NotReplayableError
     from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
     from gristmill.flows.stages.registry import TOKENIZE
 

@@ -163,7 +163,7 @@ def stage(
 
 def refuse_without_libraries(session: Session, stages: list[str], force: list[str]) -> None:
     """End with a sentence where some stages compute with what is not installed."""
-    from gristmill.flows.running.extras import MissingLibraryError, check_libraries
+    from gristmill.flows.running.missing_libraries import MissingLibraryError, check_libraries
 
     try:
         check_libraries(session, stages, frozenset(force))
@@ -173,7 +173,7 @@ def refuse_without_libraries(session: Session, stages: list[str], force: list[st
 
 def keep_or_exit(session: Session, stages: list[str]) -> None:
     """Keep committed outputs over a change of their stages' versions; end with a sentence where there is none."""
-    from gristmill.flows.store.identities import NothingToKeepError
+    from gristmill.flows.running.output_identities import NothingToKeepError
 
     try:
         session.keep(stages)
@@ -442,12 +442,12 @@ def report(
     ] = False,
 ) -> None:
     """Write a report of the committed stages as one self-contained file: HTML or Markdown."""
-    from gristmill.dataprep.files import atomic_write
-    from gristmill.dataprep.secrets import mask_known
+    from gristmill.core.files import atomic_write
+    from gristmill.core.secrets import mask_known
     from gristmill.flows.questions.find_documents import NothingIngestedError
     from gristmill.flows.report.markdown import markdown_page
     from gristmill.flows.report.page import render_report
-    from gristmill.flows.report.parts import page
+    from gristmill.flows.report.page_elements import page
     from gristmill.flows.report.training_content import training_content
 
     if form is None:
@@ -472,8 +472,8 @@ def report(
 @app.command()
 def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the runs of a store."""
+    from gristmill.core.store import read_runs
     from gristmill.flows.questions.status import print_runs
-    from gristmill.flows.store.store import read_runs
 
     records = [record for _, record in read_runs(open_store(store))]
     print_json(records) if as_json else print_runs(records)
@@ -540,7 +540,7 @@ def gc(
 ) -> None:
     """Remove outputs that no recent run refers to, and models' answers about documents that were taken down."""
     from gristmill.flows.questions.takedown import forget_taken_down
-    from gristmill.flows.store.runs import collect
+    from gristmill.flows.running.run_records import collect
 
     opened = open_store(store)
     garbage, answers = collect(opened, keep_runs, delete), forget_taken_down(opened.root, delete)

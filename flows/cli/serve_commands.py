@@ -85,7 +85,7 @@ def up(
 
 def require_prefect() -> None:
     """End with a sentence where Prefect is not installed."""
-    from gristmill.flows.running.extras import is_installed, sentence_of
+    from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     if not is_installed("prefect"):
         fail(sentence_of("prefect", "this command"), EXIT_USAGE)

@@ -76,9 +76,9 @@ def try_(
     """Run your own function on some documents, and show what it would do."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.try_function import kind_of, take_sample, try_reader, try_step
-    from gristmill.mixtures.own_code import Own, OwnCodeError, take_code
     from gristmill.mixtures.sources import OwnReader
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
+    from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
 
     session = None if manifest is None else open_or_exit(manifest, set_, store)
     place = on if session is not None or "://" in on else str(Path(on).expanduser().resolve())

@@ -11,16 +11,16 @@ from pydantic import ValidationError, model_validator
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
 from gristmill.flows.report.evaluation import metric_values
 from gristmill.flows.report.safety import ALL
 from gristmill.flows.report.safety import NAMES as MEASURES
 from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.base import Section
 from gristmill.mixtures.evaluation import Evaluate, RedTeam, Suite, Task
 from gristmill.mixtures.load import anchor
-from gristmill.mixtures.own_code import OwnCodeError
-from gristmill.mixtures.section import Section
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 RED_TEAM = "red_team"
@@ -92,7 +92,7 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
     """
     import torch
 
-    from gristmill.dataprep.asking.client import AskingError
+    from gristmill.dataprep.llm.llm_client import AskingError
     from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.train.evaluation.answering import answer_tasks, open_reader
@@ -100,7 +100,7 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
     from gristmill.train.evaluation.suites import answer_suite, read_suite
     from gristmill.train.evaluation.tasks import TaskError, read_task
     from gristmill.train.models.weights import load_model
-    from gristmill.train.parallel.world import make_deterministic
+    from gristmill.train.parallel.process_groups import make_deterministic
 
     _check_libraries(section)
     make_deterministic(1)
@@ -129,7 +129,7 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
 
 def _check_libraries(section: Evaluate) -> None:
     """Raise EvaluationError where a metric's library is missing, rather than when everything has been answered."""
-    from gristmill.flows.running.extras import is_installed, sentence_of
+    from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     for task in section.tasks:
         for library in task.libraries:

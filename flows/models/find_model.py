@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.dataprep.context import read_inputs
-from gristmill.dataprep.files import as_path, read_json
+from gristmill.core.files import as_path, read_json
+from gristmill.core.stage_context import read_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER as TOKENIZER_STAGE
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gristmill.dataprep.seeds import content_key
+from gristmill.core.seeds import content_key
 
 MOST_STOPS = 16
 """Texts that end an answer; each is looked for in every piece of it."""

@@ -26,7 +26,7 @@ from gristmill.flows.report.mixture import (
     used_packing,
 )
 from gristmill.flows.report.pictures import curves
-from gristmill.flows.report.run_data import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
+from gristmill.flows.report.report_facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.running.session import Session

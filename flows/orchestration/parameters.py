@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from gristmill.dataprep.secrets import mask_secrets, mask_text
+from gristmill.core.secrets import mask_secrets, mask_text
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.yaml_text import parse_yaml
 

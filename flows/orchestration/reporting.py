@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
 from gristmill.flows.orchestration.parameters import RefusedError, SecretParameterError, without_secrets
-from gristmill.flows.orchestration.stage_windows import WindowObserver, artifact_key
+from gristmill.flows.orchestration.prefect_progress import WindowObserver, artifact_key
 from gristmill.flows.report.report_links import report_link
 from gristmill.flows.running.run import Observer, Outcome
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
-from gristmill.flows.store.runs import RunRecord
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -166,9 +166,9 @@ def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors in opening a manifest that the user can fix, as on the command line."""
+    from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.stages.plan import UnknownStageError
-    from gristmill.flows.store.store import StoreLocationError
     from gristmill.flows.sweeps.grid import SweepError
     from gristmill.mixtures.load import ManifestError
 

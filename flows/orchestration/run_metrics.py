@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
+from gristmill.core.lease import highest
+from gristmill.core.progress import read_progress
+from gristmill.core.store import Store
 from gristmill.flows.questions.status import run_state
-from gristmill.flows.running.progress import read_progress
-from gristmill.flows.store.lease import highest
-from gristmill.flows.store.runs import ROWS
-from gristmill.flows.store.store import Store
+from gristmill.flows.running.run_records import ROWS
 
 NEWEST_RUNS = 50
 """Runs whose records are read per request."""

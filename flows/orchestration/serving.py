@@ -18,8 +18,10 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
-from gristmill.dataprep.processes import end_session, end_with_parent
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.processes import end_session, end_with_parent
+from gristmill.core.secrets import mask_text
+from gristmill.core.store import Store
+from gristmill.flows.orchestration.choose_prefect import LOCAL_API, answers, apply_default_settings, find_api, is_ready
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
@@ -41,9 +43,7 @@ from gristmill.flows.orchestration.sign_in import (
     pages_folder,
     pages_of,
 )
-from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api, is_ready
 from gristmill.flows.report.report_links import VARIABLE, metrics_link, serve_reports
-from gristmill.flows.store.store import Store
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
@@ -94,7 +94,7 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
         make_deployments,
         run_triggered,
     )
-    from gristmill.flows.orchestration.owners import end_runs_of, keep_marking
+    from gristmill.flows.orchestration.flow_liveness import end_runs_of, keep_marking
     from gristmill.flows.pipeline import TRAINING_TAG
 
     limit_trainings(TRAINING_TAG)

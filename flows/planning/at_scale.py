@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
-from gristmill.dataprep.shuffle import MOST_PARTITIONS, PARTITION_BYTES, count_partitions
+from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, PARTITION_BYTES, count_partitions
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.manifest import Manifest
@@ -27,7 +27,7 @@ from gristmill.tokenize.mixing import streams
 from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES
 from gristmill.tokenize.mixing.ledger import FILE_DOCUMENTS
 from gristmill.tokenize.mixing.mix import SHARD_BYTES
-from gristmill.tokenize.mixing.place_pieces import PLACED_BYTES
+from gristmill.tokenize.mixing.row_layout import PLACED_BYTES
 from gristmill.tokenize.mixing.streams import ENTRY_BYTES, partition_bits
 from gristmill.tokenize.mixing.write_shards import MOST_PARTS, PIECE_BYTES
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.jobs.engine import MOST_ELEMENTS
+from gristmill.dataprep.jobs.tasks import MOST_ELEMENTS
 from gristmill.flows.planning.at_scale import (
     CORE_HOUR,
     DOCUMENT_BYTES,

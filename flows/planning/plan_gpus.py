@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.files import as_path, read_json
+from gristmill.core.files import as_path, read_json
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.mixture import waste_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.mixtures.training import Pretrain
-from gristmill.train.models.shape import Shape, shape_to_train
+from gristmill.train.models.model_config import Shape, shape_to_train
 from gristmill.train.planning.devices import (
     GIGA,
     TERA,

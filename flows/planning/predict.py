@@ -25,15 +25,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.core.store import StageFolder, Store
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.flows.planning.sampled_sources import Sample, take_sample
-from gristmill.flows.running.capacity import available_memory
+from gristmill.flows.running.memory_advice import available_memory
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Outcome, StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, make_plan
-from gristmill.flows.store.store import StageFolder, Store
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
@@ -316,7 +316,7 @@ def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, sha
 
 def _free_disk(root: Path) -> int | None:
     """Free bytes where a local store is, or will be; None for a remote one."""
-    from gristmill.dataprep.files import is_local
+    from gristmill.core.files import is_local
 
     if not is_local(root):
         return None

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.reading.sources import OWN, SourceFile, find_files
+from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.sources import Source
 
 DOCUMENTS_OF_PYTHON = 300

@@ -8,8 +8,8 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.corpus_dataset import CorpusDataset
-from gristmill.flows.running.extras import EXTRA_OF, MissingLibraryError
+from gristmill.dataprep.arrow_dataset import CorpusDataset
+from gristmill.flows.running.missing_libraries import EXTRA_OF, MissingLibraryError
 
 if TYPE_CHECKING:
     import datasets

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
-from gristmill.dataprep.context import input_fingerprints
-from gristmill.dataprep.files import atomic_write, read_json
-from gristmill.dataprep.secrets import mask_known
-from gristmill.flows.python.answers import (
+from gristmill.core import store as outputs
+from gristmill.core.files import atomic_write, read_json
+from gristmill.core.secrets import mask_known
+from gristmill.core.stage_context import input_fingerprints
+from gristmill.flows.python.manifest_builder import Manifest, overrides_of
+from gristmill.flows.python.notebook import framed, html_table
+from gristmill.flows.python.result_objects import (
     DocumentTrace,
     Explanation,
     SearchHits,
@@ -29,15 +32,12 @@ from gristmill.flows.python.answers import (
     replayed,
     thresholds_of,
 )
-from gristmill.flows.python.made_manifest import Manifest, overrides_of
-from gristmill.flows.python.notebook import framed, html_table
 from gristmill.flows.questions.compare import find_run, stages_of
 from gristmill.flows.questions.status import duration, run_state
+from gristmill.flows.running.output_identities import settle_node
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, Plan, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import PRETRAIN, STAGES, TOKENIZE
-from gristmill.flows.store import store as outputs
-from gristmill.flows.store.identities import settle_node
 from gristmill.mixtures import manifest as schema
 from gristmill.mixtures.load import check_manifest
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -154,7 +154,7 @@ class Run:
         """
         import pyarrow as pa
 
-        from gristmill.flows.report.run_data import training
+        from gristmill.flows.report.report_facts import training
 
         rows = [
             {"stage": name, **_flat(line)}

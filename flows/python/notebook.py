@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.secrets import mask_text
+from gristmill.core.progress import describe_metrics
+from gristmill.core.secrets import mask_text
+from gristmill.core.store import StageFolder
 from gristmill.flows.questions.status import duration
-from gristmill.flows.report.parts import environment
+from gristmill.flows.report.page_elements import environment
 from gristmill.flows.running.process import Event
-from gristmill.flows.running.progress import describe_metrics
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node
-from gristmill.flows.store.store import StageFolder
 
 UPDATE_SECONDS = 0.5
 FRAME_PIXELS = 640

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from gristmill.core.store import Store, read_runs
 from gristmill.flows.questions.status import run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.run_data import Facts, funnel, topics_of, training, with_tokens
+from gristmill.flows.report.report_facts import Facts, funnel, topics_of, training, with_tokens
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
-from gristmill.flows.store.store import Store, read_runs
-from gristmill.mixtures.own_code import name_code
 from gristmill.mixtures.prepare import name_steps, written_steps
 from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.user_code import name_code
 
 LAST = "last"
 Row = dict[str, Any]

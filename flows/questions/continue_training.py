@@ -26,9 +26,9 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import full_key, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
-from gristmill.tokenize.mixing.continued import digest_of_sums
+from gristmill.tokenize.mixing.continue_mixture import digest_of_sums
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.row_plan import plan_of
+from gristmill.train.loop.batch_plan import plan_of
 
 SETTLED = ("sequence_length", "packing", "document_starts", "fim", "validation", "seed")
 """Keys of the mixture that decide what rows hold: they cannot change on the way."""

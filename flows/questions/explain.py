@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.asking.lineage import PARENTS, descendants
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
 from gristmill.dataprep.documents import annotation_stages
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
-from gristmill.dataprep.judges.language_codes import Language, best_match, parse_label
+from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
+from gristmill.dataprep.llm.lineage import PARENTS, descendants
 from gristmill.dataprep.row_groups import integers, read_annotation_rows, read_document_rows
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
@@ -31,7 +31,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.sources import IMPORTED, INGEST
-from gristmill.tokenize.importing.corpora import corpora, decoded_text
+from gristmill.tokenize.importing.token_sources import corpora, decoded_text
 
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3

@@ -17,7 +17,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
-from gristmill.tokenize.importing.corpora import corpora, corpus_shards
+from gristmill.tokenize.importing.token_sources import corpora, corpus_shards
 
 SHOWN_HITS = 5
 

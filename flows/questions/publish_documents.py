@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import TEMPORARY_MARK, as_path, is_local, read_json
+from gristmill.core.secrets import mask_text, remember_secrets
+from gristmill.core.stage_context import Context
+from gristmill.core.store import StageFolder, remove_tree
+from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.exporting.export_documents import LIST, NAMES, ExportError, export_documents
-from gristmill.dataprep.files import TEMPORARY_MARK, as_path, is_local, read_json
-from gristmill.dataprep.secrets import mask_text, remember_secrets
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.running.run import Observer
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.documents import STAGE, problems_of, recipe_of
 from gristmill.flows.stages.plan import Node, fingerprint
-from gristmill.flows.store.store import StageFolder, remove_tree
 from gristmill.mixtures.evaluation import Documents
 
 HUB = "hf://"

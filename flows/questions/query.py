@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.expressions import CONFINED
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.where_sql import CONFINED
 from gristmill.flows.running.terminal import plain_console, visible
 
 VIEW = "documents"
@@ -84,7 +84,7 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
     """
     import duckdb
 
-    from gristmill.dataprep.corpus_dataset import CorpusDataset
+    from gristmill.dataprep.arrow_dataset import CorpusDataset
 
     with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
         others = {name: value for name, value in CONFINED.items() if name != OUTSIDE}

@@ -18,17 +18,17 @@ from rich.text import Text
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import read_documents
-from gristmill.dataprep.meaning.nearest import Near, nearest
-from gristmill.dataprep.meaning.vector_jobs import VECTORS
-from gristmill.dataprep.models.embeddings import load_embedder
-from gristmill.dataprep.models.model_folders import ModelFolderError, folder_sha256, model_folder
+from gristmill.dataprep.encoders.embeddings import load_embedder
+from gristmill.dataprep.encoders.model_folders import ModelFolderError, folder_sha256, model_folder
 from gristmill.dataprep.row_groups import read_document_rows
-from gristmill.dataprep.words.by_words import WordHit, search_words, terms_of
+from gristmill.dataprep.semantic.vector_jobs import VECTORS
+from gristmill.dataprep.semantic.vector_search import Near, nearest
+from gristmill.dataprep.words.bm25_scan import WordHit, search_words, terms_of
 from gristmill.dataprep.words.snippets import pattern_of, snippet
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.mixtures.encoder_settings import ReadingModel
 
 By = Literal["meaning", "words"]
 FUSION = 60

@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import read_json
-from gristmill.flows.store.store import StageFolder
-from gristmill.tokenize.origins import known_of
+from gristmill.core.files import read_json
+from gristmill.core.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.row_provenance import known_of
 
 
 def spike_reports(folder: StageFolder) -> list[dict[str, Any]]:

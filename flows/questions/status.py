@@ -12,14 +12,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.files import read_json, sha256_file
-from gristmill.flows.planning.dialled import in_a_sentence
-from gristmill.flows.report.run_data import top_reasons
-from gristmill.flows.running.progress import describe_progress, read_progress, seconds_left
+from gristmill.core.files import read_json, sha256_file
+from gristmill.core.lease import highest, is_gone, running_owner
+from gristmill.core.progress import describe_progress, read_progress, seconds_left
+from gristmill.core.store import StageFolder
+from gristmill.flows.planning.derived_settings import in_a_sentence
+from gristmill.flows.report.report_facts import top_reasons
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.store.lease import highest, is_gone, running_owner
-from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.yaml_text import did_you_mean
 
 STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}

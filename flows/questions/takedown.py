@@ -22,12 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.asking.answer_store import forget_answers
-from gristmill.dataprep.asking.lineage import LINEAGE, descendants
+from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import RECORD_ID, urls_of
 from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
 from gristmill.dataprep.examples.kept_examples import CLUSTERS
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.llm.answer_store import forget_answers
+from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
@@ -38,9 +38,9 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
 from gristmill.mixtures.sources import INGEST
-from gristmill.mixtures.steps.made_examples import output_name
+from gristmill.mixtures.steps.examples import output_name
 from gristmill.mixtures.yaml_text import why_unreadable
-from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
 TAKEN_DOWN = "documents.ids"

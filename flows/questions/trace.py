@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.asking.lineage import descendants, parents
+from gristmill.core.store import read_runs
+from gristmill.dataprep.llm.lineage import descendants, parents
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError, committed_inputs
 from gristmill.flows.questions.training_reads import (
@@ -23,9 +24,8 @@ from gristmill.flows.questions.training_reads import (
 )
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import MIX, PRETRAIN
-from gristmill.flows.store.store import read_runs
-from gristmill.tokenize.origins import describe_documents
-from gristmill.train.loop.row_plan import extend_digest
+from gristmill.tokenize.row_provenance import describe_documents
+from gristmill.train.loop.batch_plan import extend_digest
 
 
 def trace_step(session: Session, step: int, stage: str = PRETRAIN, rank: int | None = None) -> dict[str, Any]:

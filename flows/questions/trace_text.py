@@ -19,8 +19,8 @@ from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TEXT_INDEX, TOKENIZER
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.tokenize.text_index import OpenIndex
 
 MOST_SPANS, MOST_PLACES = 20, 3

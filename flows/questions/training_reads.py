@@ -13,20 +13,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gristmill.dataprep.context import read_inputs
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
+from gristmill.core.stage_context import read_inputs
+from gristmill.core.store import StageFolder
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
-from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain, Training, TrainingInEpochs
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
-from gristmill.train.loop.row_plan import RowPlan, plan_of
-from gristmill.train.reinforcement.kept_answers import read_batch
 from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
+from gristmill.train.reinforcement.rollout_tables import read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """What a fine-tuning stage calls the list of its examples, row by row, and reinforcement learning that of its
@@ -259,7 +259,7 @@ def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1
         share, shares: only those of this process, of so many that share the step's answers.
 
     Returns:
-        what `train/reinforcement/kept_answers.py` keeps of each.
+        what `train/reinforcement/rollout_tables.py` keeps of each.
     """
     section = reading.section
     assert isinstance(section, Rl)

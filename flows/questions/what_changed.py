@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.dataprep.context import input_fingerprints
-from gristmill.dataprep.files import as_path, read_json
-from gristmill.dataprep.secrets import mask_secrets
-from gristmill.flows.planning.dialled import derived_keys
+from gristmill.core.files import as_path, read_json
+from gristmill.core.secrets import mask_secrets
+from gristmill.core.stage_context import input_fingerprints
+from gristmill.core.store import IDENTITY
+from gristmill.flows.planning.derived_settings import derived_keys
 from gristmill.flows.questions.status import ACTIONS, stage_states
+from gristmill.flows.running.output_identities import settle_node
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.registry import PRETRAIN
-from gristmill.flows.store.identities import settle_node
-from gristmill.flows.store.store import IDENTITY
 from gristmill.mixtures.manifest import Manifest, context_warnings
-from gristmill.mixtures.own_code import code_in, is_code
 from gristmill.mixtures.training import HOW_KEYS
+from gristmill.mixtures.user_code import code_in, is_code
 
 CONTINUABLE = (
     "steps",

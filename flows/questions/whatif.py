@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
-from gristmill.dataprep.replay import (
+from gristmill.dataprep.whatif_thresholds import (
     NotReplayableError,
     Rule,
     Tally,
@@ -29,14 +29,14 @@ from gristmill.dataprep.replay import (
     nearest,
     short_name,
 )
-from gristmill.flows.questions.cut_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.questions.threshold_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import short_key
-from gristmill.mixtures.own_code import name_code
 from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.user_code import name_code
 
 NEIGHBOUR = 0.1
 """How far the neighbours of a threshold lie from it, as a share of it; one of a whole number at least."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import canonical_json, read_json, write_json
+from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.flows.models.find_model import ModelNotFoundError
 from gristmill.flows.models.generate import generate_lines
 from gristmill.flows.running.session import Session

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from gristmill.dataprep.asking.agreement import agreement, count_pairs
+from gristmill.dataprep.llm.agreement import agreement, count_pairs
 from gristmill.flows.rating.ratings import VERDICTS, Rating
 from gristmill.flows.running.terminal import plain_console
 from gristmill.train.evaluation.intervals import mean_with_interval, wilson

@@ -24,11 +24,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gristmill.dataprep.secrets import mask_known
+from gristmill.core.secrets import mask_known
 from gristmill.flows.browse.data_server import HEADERS, HOSTS, STYLE, Guarded, style_sheet
 from gristmill.flows.rating.answer_pairs import AnswerPair
 from gristmill.flows.rating.ratings import Verdict, add_rating, read_ratings, write_settled
-from gristmill.flows.report.parts import environment
+from gristmill.flows.report.page_elements import environment
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
 from gristmill.flows.rating.answer_pairs import AnswerPair
 
 Verdict = Literal["first", "second", "tie", "both_bad"]

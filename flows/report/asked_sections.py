@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.report.parts import Heading, Note, Part, Section, Table
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.page_elements import Heading, Note, Part, Section, Table
+from gristmill.flows.report.report_facts import Facts
 
 
 def judges(facts: Facts, name: str = "judge") -> Section | None:

@@ -11,13 +11,13 @@ from typing import Any
 
 from rich.text import Text
 
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
+from gristmill.core.store import Store
 from gristmill.flows.questions.compare import compare_runs, loss_curves
-from gristmill.flows.report.parts import Figure, Section, Table, page
+from gristmill.flows.report.page_elements import Figure, Section, Table, page
 from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.store.store import Store
 
 Format = Callable[[Any], str]
 NOTHING = "-"

@@ -6,11 +6,22 @@ from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
 
-from gristmill.dataprep.replay import short_name
+from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.report import pictures
-from gristmill.flows.report.differences import Piece, differences
-from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Sides, Table, Text
-from gristmill.flows.report.run_data import Facts, eaten_sources, top_reasons
+from gristmill.flows.report.page_elements import (
+    Details,
+    Figure,
+    Heading,
+    Listing,
+    Note,
+    Part,
+    Section,
+    Sides,
+    Table,
+    Text,
+)
+from gristmill.flows.report.report_facts import Facts, eaten_sources, top_reasons
+from gristmill.flows.report.text_diff import Piece, differences
 from gristmill.mixtures.sources import INGEST
 
 MOST_REASONS = 20

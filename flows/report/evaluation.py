@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.report.parts import Figure, Heading, Note, Part, Section, Table, Text
+from gristmill.flows.report.page_elements import Figure, Heading, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import reliability
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.manifest import CONTINUING
 

@@ -1,4 +1,4 @@
-"""The parts of a page as Markdown, for a pull request or a wiki: what `parts.py` is, without its pictures."""
+"""The parts of a page as Markdown, for a pull request or a wiki: what `page_elements.py` is, without its pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Sides, Table, Text
+from gristmill.flows.report.page_elements import (
+    Details,
+    Figure,
+    Heading,
+    Listing,
+    Note,
+    Part,
+    Section,
+    Sides,
+    Table,
+    Text,
+)
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.report.parts import Details, Figure, Heading, Note, Part, Section, Table
+from gristmill.flows.report.page_elements import Details, Figure, Heading, Note, Part, Section, Table
 from gristmill.flows.report.pictures import stacked_bars
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.report_facts import Facts
 
 Columns = tuple[list[str], list[list[str]]]
 """Names of columns, and rows of cells; the first column is text, the last ones are numbers."""

@@ -17,19 +17,19 @@ import yaml
 from markupsafe import escape
 
 import gristmill.flows.questions as questions
-from gristmill.dataprep.files import atomic_write, canonical_json
-from gristmill.dataprep.secrets import mask_known, mask_secrets
+from gristmill.core.files import atomic_write, canonical_json
+from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text, definitions, page
+from gristmill.flows.report.page_elements import Details, Figure, Note, Part, Section, Table, Text, definitions, page
 from gristmill.flows.report.pictures import stacked_bars
-from gristmill.flows.report.run_data import Facts, gather_facts
+from gristmill.flows.report.report_facts import Facts, gather_facts
 from gristmill.flows.report.training import loss_rows, spikes, training_section
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.stage import Stage, imported
-from gristmill.flows.store.runs import RunRecord
-from gristmill.mixtures.own_code import name_code
+from gristmill.mixtures.user_code import name_code
 
 REPORT = "report.html"
 MINUTE = "%Y-%m-%d %H:%M"

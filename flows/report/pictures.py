@@ -202,7 +202,7 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
     """How often each value was measured, and where a cut lies.
 
     Args:
-        counted: `edges` and `counts` (one more) as in `gristmill.dataprep.counts`.
+        counted: `edges` and `counts` (one more) as in `gristmill.dataprep.conservation`.
         cut: drawn as a line.
     """
     edges, counts = list(counted["edges"]), list(counted["counts"])

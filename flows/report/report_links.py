@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.flows.orchestration.server_settings import server_password
-from gristmill.flows.report.parts import content_policy
+from gristmill.flows.report.page_elements import content_policy
 
 METRICS = "metrics"
 """The path of the metrics behind their signature."""

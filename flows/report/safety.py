@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.flows.report.evaluation import evaluated_models
-from gristmill.flows.report.parts import Details, Heading, Note, Part, Section, Table, Text
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.page_elements import Details, Heading, Note, Part, Section, Table, Text
+from gristmill.flows.report.report_facts import Facts
 
 ALL = "all"
 NAMES = {

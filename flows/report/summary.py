@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.replay import Rule, short_name
-from gristmill.flows.questions.cut_samples import stored_rules
+from gristmill.dataprep.whatif_thresholds import Rule, short_name
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.report.effects import EFFECT_HEADINGS, effect_rows
+from gristmill.flows.questions.threshold_samples import stored_rules
+from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
 from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples, span_rows
+from gristmill.flows.report.finetuning import prepared_rows
 from gristmill.flows.report.mixture import (
     HEADER,
     describe_vocabulary,
@@ -25,9 +26,15 @@ from gristmill.flows.report.mixture import (
     stage_table,
     used_packing,
 )
-from gristmill.flows.report.run_data import Facts, eaten_sources, gather_facts, reading_notes, skipped_note, top_reasons
+from gristmill.flows.report.report_facts import (
+    Facts,
+    eaten_sources,
+    gather_facts,
+    reading_notes,
+    skipped_note,
+    top_reasons,
+)
 from gristmill.flows.report.training import loss_rows
-from gristmill.flows.report.tuning import prepared_rows
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST

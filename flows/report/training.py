@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.report.effects import effect_parts
-from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table, Text
+from gristmill.flows.report.before_after import effect_parts
+from gristmill.flows.report.page_elements import Details, Figure, Heading, Listing, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import imported
 from gristmill.train.loop.spike_report import describe_origin

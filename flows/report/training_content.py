@@ -15,8 +15,8 @@ from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.page import MINUTE
-from gristmill.flows.report.parts import Heading, Note, Part, Section, Table
-from gristmill.flows.report.run_data import Facts, gather_facts
+from gristmill.flows.report.page_elements import Heading, Note, Part, Section, Table
+from gristmill.flows.report.report_facts import Facts, gather_facts
 from gristmill.flows.running.session import Session
 
 SIZES = ((1_000_000_000, "less than 1 billion tokens"), (10_000_000_000_000, "1 billion to 10 trillion tokens"))

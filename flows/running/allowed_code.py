@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from gristmill.dataprep.files import write_json
-from gristmill.flows.store.store import Store
+from gristmill.core.files import write_json
+from gristmill.core.store import Store
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import OwnListing

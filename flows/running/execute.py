@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context, print_event, print_failure, print_warning, read_inputs
-from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.jobs.carried import through
+from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.object_stores import warn_by
+from gristmill.core.processes import end_with_parent, measure_cost
+from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
+from gristmill.core.stage_context import Context, print_event, print_failure, print_warning, read_inputs
 from gristmill.dataprep.jobs.errors import KilledWorkerError
-from gristmill.dataprep.object_stores import warn_by
-from gristmill.dataprep.processes import end_with_parent, measure_cost
-from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
+from gristmill.dataprep.jobs.ship_files import through
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
@@ -57,10 +57,10 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
     """Replace this process by torchrun; returns the exit code if that fails.
 
     A training in an object store works in a local folder (see train.loop.mirror). Of several hosts this one is the
-    leader; the others wait in `take_part.py` until the leader has fetched its inputs.
+    leader; the others wait in `follow_leader.py` until the leader has fetched its inputs.
     """
-    from gristmill.train.loop.mirror import work_on
-    from gristmill.train.parallel.hosts import hosts_of, lead
+    from gristmill.train.loop.store_sync import work_on
+    from gristmill.train.parallel.rendezvous import hosts_of, lead
 
     try:
         local_folder = work_on(folder)
@@ -141,7 +141,7 @@ def torchrun_command(folder: Path, ranks: int) -> list[str]:
         "--nnodes=1",
         f"--nproc-per-node={ranks}",
         "-m",
-        "gristmill.train.rank",
+        "gristmill.train.worker_main",
         str(folder),
     ]
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from gristmill.dataprep.processes import ONE_THREAD, end_with_parent, without_collection
+from gristmill.core.processes import ONE_THREAD, end_with_parent, without_collection
 
 
 class ForkServer:

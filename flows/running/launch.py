@@ -15,23 +15,23 @@ from typing import Any, Protocol, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep import object_stores
-from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.object_stores import until_interrupted
-from gristmill.dataprep.secrets import mask_secrets, mask_text
-from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
-from gristmill.flows.report.ahead import drawing_ahead
-from gristmill.flows.running.extras import is_installed
+from gristmill.core import object_stores
+from gristmill.core.files import as_path, is_local
+from gristmill.core.lease import LeaseLostError
+from gristmill.core.object_stores import until_interrupted
+from gristmill.core.secrets import mask_secrets, mask_text
+from gristmill.flows.orchestration.choose_prefect import apply_default_settings, choose_tracking
+from gristmill.flows.report.prerender import drawing_ahead
+from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.missing_libraries import is_installed
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.observers import JsonHandler, JsonLines, JsonObserver, Observers
-from gristmill.flows.running.reachable import unreachable_models
 from gristmill.flows.running.run import Observer, StageFailedError
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
-from gristmill.flows.store.lease import LeaseLostError
-from gristmill.flows.store.runs import RunRecord
 
 STORE_ADVICE = {
     **dict.fromkeys(
@@ -244,7 +244,7 @@ def _run_tracked(
     console.print(Text(sentence, style="dim"))
     if not is_shown:
         return run_untracked(session, stages, force, observer, server).folder
-    from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
+    from gristmill.flows.orchestration.flow_liveness import mark_crashed_quietly, show_cancelled
     from gristmill.flows.pipeline import (
         gristmill,
         gristmill_stage,

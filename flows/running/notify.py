@@ -12,9 +12,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.secrets import mask_known, mask_secrets
+from gristmill.core.secrets import mask_known, mask_secrets
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
-from gristmill.flows.store.runs import RunRecord
 
 COMMAND_SECONDS = 60.0
 REQUEST_SECONDS = 10.0

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from gristmill.dataprep.secrets import mask_addresses
+from gristmill.core.secrets import mask_addresses
+from gristmill.core.store import StageFolder
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Observer, Outcome
 from gristmill.flows.running.terminal import PLAIN_SECONDS
 from gristmill.flows.stages.plan import Node
-from gristmill.flows.store.store import StageFolder
 
 
 class Observers:

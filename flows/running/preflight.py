@@ -10,10 +10,10 @@ from pathlib import PurePath
 
 from gristmill.flows.stages.registry import LAST, STAGES, instances_of, measured_by
 from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.base import outside_paths
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import MODELS, Location, Manifest
-from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
 
 LIST = "list"

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gristmill.dataprep.context import EVENT_PREFIX
-from gristmill.dataprep.files import is_local
-from gristmill.dataprep.processes import STAGE_ENVIRONMENT
-from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
+from gristmill.core.files import is_local
+from gristmill.core.processes import STAGE_ENVIRONMENT
+from gristmill.core.secrets import VARIABLE, mask_addresses, mask_text
+from gristmill.core.stage_context import EVENT_PREFIX
 from gristmill.flows.running.fork_server import Forked, ForkServer
 
 EXECUTE = "gristmill.flows.running.execute"

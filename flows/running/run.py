@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.files import REPAIR, read_json, write_json
-from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
-from gristmill.flows.running.capacity import OUT_OF_MEMORY, advise
+from gristmill.core.files import REPAIR, read_json, write_json
+from gristmill.core.lease import Lease, acquire, running_owner
+from gristmill.core.progress import ProgressFile
+from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
+from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
+from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
+from gristmill.flows.running.follow_leader import Waiting
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError
+from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
+from gristmill.flows.running.output_identities import alias_of, find_alias, settle_from_store
 from gristmill.flows.running.process import Event, StageProcess
-from gristmill.flows.running.progress import ProgressFile
 from gristmill.flows.running.stage_server import is_forkable
-from gristmill.flows.running.take_part import MODULE as TAKE_PART
-from gristmill.flows.running.take_part import Waiting
 from gristmill.flows.stages.plan import Node, Plan
-from gristmill.flows.store.identities import alias_of, find_alias, settle_from_store
-from gristmill.flows.store.lease import Lease, acquire, running_owner
-from gristmill.flows.store.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.sources import IMPORTED, INGEST
 from gristmill.mixtures.training import HOW_KEYS

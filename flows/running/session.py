@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.dataprep.secrets import remember_secrets
+from gristmill.core.secrets import remember_secrets
+from gristmill.core.store import StageFolder, Store, store_at
 from gristmill.flows.running.allowed_code import refused_listings
 from gristmill.flows.running.fork_server import ForkServer
+from gristmill.flows.running.output_identities import forget_kept, keep_output, settle_from_store
 from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.stage_server import stage_server
 from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
 from gristmill.flows.stages.registry import STAGES, instances_of
-from gristmill.flows.store.identities import forget_kept, keep_output, settle_from_store
-from gristmill.flows.store.runs import RunRecord
-from gristmill.flows.store.store import StageFolder, Store, store_at
 from gristmill.mixtures.load import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import STEP_NAME_PATTERN
@@ -81,7 +81,7 @@ class Session:
         """Keep the committed outputs of some stages across a change of their versions, now and in later runs.
 
         Raises:
-            gristmill.flows.store.identities.NothingToKeepError: the store has no such output.
+            gristmill.flows.running.output_identities.NothingToKeepError: the store has no such output.
         """
         for stage in self.plan:
             if stage in stages and self.committed(stage) is None:
@@ -147,7 +147,7 @@ def open_session(
         gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is missing or unusable, or its
             listing is not allowed.
         UnknownStageError: the stage does not exist.
-        gristmill.flows.store.store.StoreLocationError: the location cannot hold a store.
+        gristmill.core.store.StoreLocationError: the location cannot hold a store.
     """
     remember_secrets(overrides)
     if until is not None and not re.match(STEP_NAME_PATTERN, until):  # swapped manifest and stage

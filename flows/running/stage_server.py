@@ -27,8 +27,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataprep.files import DEFAULT_STORE, read_json
-from gristmill.dataprep.processes import STAGE_ENVIRONMENT, end_with_parent, without_collection
+from gristmill.core.files import DEFAULT_STORE, read_json
+from gristmill.core.processes import STAGE_ENVIRONMENT, end_with_parent, without_collection
 from gristmill.flows.running.fork_server import ForkServer, Server
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
 """Packages of such stages. Importing these starts no thread, which a fork would lose."""
 FIRST = ("gristmill.flows.running.execute", "gristmill.dataprep.documents", "gristmill.dataprep.reading.ingest")
 """Modules that all such stages need."""
-LATER = ("gristmill.dataprep.text.ready", "pyarrow.dataset")
+LATER = ("gristmill.dataprep.text.preload", "pyarrow.dataset")
 """Modules that most of them need."""
 FEWEST = 2
 """Number of stages that justify the process."""

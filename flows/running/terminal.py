@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from gristmill.core.progress import describe_metrics
+from gristmill.core.store import StageFolder
 from gristmill.flows.running.process import Event
-from gristmill.flows.running.progress import describe_metrics
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node
-from gristmill.flows.store.store import StageFolder
 
 MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}
 PLAIN_SECONDS = 10.0

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.stage import Location, Stage
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.own_signatures import measured_columns
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate, OwnStep
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.mixtures.yaml_text import did_you_mean
 
 
@@ -16,8 +16,8 @@ def columns(section: Annotate) -> Iterable[str]:
     """What the function returns, as far as its source shows; what the model's folder announces, where it is here."""
     if section.model is None:
         return section.function.measured
-    from gristmill.dataprep.models.document_scores import announce
-    from gristmill.dataprep.models.model_folders import ModelFolderError
+    from gristmill.dataprep.encoders.document_scores import announce
+    from gristmill.dataprep.encoders.model_folders import ModelFolderError
 
     try:
         return announce(section.model).columns
@@ -40,9 +40,9 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 def wrong_with_model(section: Annotate, place: Location) -> Iterator[tuple[Location, str]]:
     """What the files of a model, and what is installed, show to be wrong."""
-    from gristmill.dataprep.models.document_scores import announce
-    from gristmill.dataprep.models.model_folders import ModelFolderError
-    from gristmill.dataprep.models.score_documents import check_bounds, check_packages
+    from gristmill.dataprep.encoders.document_scores import announce
+    from gristmill.dataprep.encoders.model_folders import ModelFolderError
+    from gristmill.dataprep.encoders.score_documents import check_bounds, check_packages
 
     assert section.model is not None
     try:
@@ -56,8 +56,8 @@ def wrong_with_model(section: Annotate, place: Location) -> Iterator[tuple[Locat
 def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> list[str]:
     """The columns that a step's function may ask for: of documents, and of the steps before it."""
     from gristmill.dataprep.edits import EDITS
-    from gristmill.dataprep.expressions import names_of
-    from gristmill.dataprep.own.own_documents import DOCUMENT_COLUMNS
+    from gristmill.dataprep.user_code.own_documents import DOCUMENT_COLUMNS
+    from gristmill.dataprep.where_sql import names_of
 
     names = list(manifest.steps)
     before = names_of(
@@ -68,7 +68,7 @@ def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[
 
 def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) -> Iterator[tuple[Location, str]]:
     """What the source of a step's function shows to be wrong."""
-    from gristmill.dataprep.own.own_documents import check_source
+    from gristmill.dataprep.user_code.own_documents import check_source
 
     try:
         check_source(step, known)
@@ -92,7 +92,7 @@ def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) ->
 STAGE = Stage(
     "annotate",
     1,
-    "gristmill.dataprep.own.annotate:run",
+    "gristmill.dataprep.user_code.annotate:run",
     section=Annotate,
     columns=columns,
     preflight=preflight,

@@ -18,7 +18,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 STAGE = Stage(
     "cluster",
     2,
-    "gristmill.dataprep.meaning.cluster:run",
+    "gristmill.dataprep.semantic.cluster:run",
     section=Cluster,
     preflight=preflight,
     columns=lambda section: ["domain", "domain_name"],

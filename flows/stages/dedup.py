@@ -33,6 +33,6 @@ STAGE = Stage(
     preflight=preflight,
     imports=lambda settings: ["datasketch"],
     columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "jaccard", "against_index", "against_locator"],
-    report_facts="gristmill.flows.report.run_data:clusters_found",
+    report_facts="gristmill.flows.report.report_facts:clusters_found",
     report=("gristmill.flows.report.document_sections:duplicates",),
 )

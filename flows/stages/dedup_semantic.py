@@ -18,8 +18,8 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location, str]]:
     """What the files of a step's model, and what is installed, show to be wrong."""
-    from gristmill.dataprep.models.embeddings import check_embedder
-    from gristmill.dataprep.models.model_folders import ModelFolderError, check_installed
+    from gristmill.dataprep.encoders.embeddings import check_embedder
+    from gristmill.dataprep.encoders.model_folders import ModelFolderError, check_installed
 
     step = manifest.steps[name]
     assert isinstance(step.config, DedupSemantic | Cluster)
@@ -33,10 +33,10 @@ def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location
 STAGE = Stage(
     "dedup_semantic",
     1,
-    "gristmill.dataprep.meaning.dedup_semantic:run",
+    "gristmill.dataprep.semantic.dedup_semantic:run",
     section=DedupSemantic,
     preflight=preflight,
     columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "cosine", "centroid"],
-    report_facts="gristmill.flows.report.run_data:clusters_found",
+    report_facts="gristmill.flows.report.report_facts:clusters_found",
     report=("gristmill.flows.report.document_sections:duplicates", "gristmill.flows.report.document_sections:reader"),
 )

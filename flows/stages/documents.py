@@ -35,8 +35,8 @@ def _about(manifest: Manifest) -> dict[str, Any]:
     """
     import yaml
 
-    from gristmill.dataprep.secrets import mask_secrets
-    from gristmill.mixtures.own_code import own_functions
+    from gristmill.core.secrets import mask_secrets
+    from gristmill.mixtures.user_code import own_functions
 
     shown = manifest.model_dump(mode="json", include={*SHAPING}, exclude_defaults=True)
     steps = [
@@ -75,7 +75,7 @@ def _relative_paths(manifest: Manifest) -> Iterator[tuple[Location, str]]:
 
     So a card says nothing of the machine, and a recipe does not change with the folder.
     """
-    from gristmill.mixtures.section import outside_paths
+    from gristmill.mixtures.base import outside_paths
 
     found = [(location, str(path)) for location, path in outside_paths(manifest) if location[0] in SHAPING]
     local = [str(Path(path).parent) for _, path in found if Path(path).is_absolute()]
@@ -105,7 +105,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 def problems_of(section: Documents, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
     """What is wrong with the columns and the condition of an export: key, message."""
-    from gristmill.dataprep.expressions import OWN_COLUMNS, NotAllowedError, check, names_of
+    from gristmill.dataprep.where_sql import OWN_COLUMNS, NotAllowedError, check, names_of
 
     names = [*OWN_COLUMNS, *(name for columns in names_of(measured).values() for name in columns.values())]
     unknown = [column for column in section.columns or () if column not in names]
@@ -127,5 +127,5 @@ STAGE = Stage(
     parallel=True,
     preflight=preflight,
     pace="a sample's documents are no whole files",
-    facts="gristmill.flows.report.run_data:exported_documents",
+    facts="gristmill.flows.report.report_facts:exported_documents",
 )

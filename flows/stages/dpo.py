@@ -22,5 +22,5 @@ STAGE = training(
     rows="examples",
     makes_model=True,
     details="gristmill.flows.report.training:reward_details",
-    report=("gristmill.flows.report.tuning:preference_effects",),
+    report=("gristmill.flows.report.finetuning:preference_effects",),
 )

@@ -45,5 +45,5 @@ STAGE = Stage(
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,
-    report=("gristmill.flows.report.tuning:preferences",),
+    report=("gristmill.flows.report.finetuning:preferences",),
 )

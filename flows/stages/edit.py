@@ -9,7 +9,7 @@ from gristmill.mixtures.steps.own_steps import Edit
 STAGE = Stage(
     "edit",
     1,
-    "gristmill.dataprep.own.edit:run",
+    "gristmill.dataprep.user_code.edit:run",
     section=Edit,
     columns=lambda section: ["edits", "bytes_removed", "bytes_added"],
     preflight=preflight,

@@ -31,7 +31,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 def _without_how(named: Recipe, section: RedTeam) -> Recipe:
     """The settings without how the judge is reached, and the text of a question that comes with gristmill."""
-    from gristmill.dataprep.asking.prompt_templates import shipped
+    from gristmill.dataprep.llm.prompt_templates import shipped
 
     judge = section.judge
     if judge is None:
@@ -42,10 +42,10 @@ def _without_how(named: Recipe, section: RedTeam) -> Recipe:
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What is wrong with what judges the answers to a red team."""
-    from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_template
-    from gristmill.dataprep.models.document_scores import announce
-    from gristmill.dataprep.models.model_folders import ModelFolderError
-    from gristmill.dataprep.models.score_documents import check_packages
+    from gristmill.dataprep.encoders.document_scores import announce
+    from gristmill.dataprep.encoders.model_folders import ModelFolderError
+    from gristmill.dataprep.encoders.score_documents import check_packages
+    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
 
     section = None if manifest.evaluate is None else manifest.evaluate.red_team
     if section is None:

@@ -10,7 +10,7 @@ from gristmill.flows.stages.stage import Location, Recipe, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import ModelReward
 from gristmill.mixtures.steps.asked_model import HOW
-from gristmill.mixtures.steps.made_examples import made_names, output_name
+from gristmill.mixtures.steps.examples import made_names, output_name
 
 
 def instances(manifest: Manifest) -> dict[str, Manifest]:
@@ -57,8 +57,8 @@ def needs(manifest: Manifest) -> list[str]:
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A template that is none, or that asks for what it is not given; a file without principles."""
-    from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_lines
     from gristmill.dataprep.examples.make_examples import templates_of
+    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_lines
 
     ((called, section),) = instances(manifest)[name].examples.items()
     place = ("examples", called)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import Recipe, Stage
 from gristmill.flows.stages.trainings import model_before
@@ -81,6 +81,6 @@ STAGE = Stage(
     needs,
     needs_torch=True,
     preflight=preflight,
-    facts="gristmill.flows.report.run_data:exported",
-    report=("gristmill.flows.report.tuning:rounding",),
+    facts="gristmill.flows.report.report_facts:exported",
+    report=("gristmill.flows.report.finetuning:rounding",),
 )

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import Judging
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import configured_names
@@ -39,8 +39,8 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
     assert isinstance(section, Filter)
     if not section.by_language:
         return
-    from gristmill.dataprep.judges.language_codes import is_kept, parse_label
-    from gristmill.dataprep.judges.wanted_languages import known_labels, wanted_languages, why_unknown
+    from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
+    from gristmill.dataprep.langid.language_codes import is_kept, parse_label
 
     before = next((step for step in steps if isinstance(step, LanguageId)), None)
     seen: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _marked(rules: Recipe) -> Recipe:
 
 def imports(section: Filter) -> list[str]:
     """spaCy's tokeniser, where any rules count its words."""
-    return ["gristmill.dataprep.words.spacy_ready"] * ("exact" in _words(section))
+    return ["gristmill.dataprep.words.spacy_preload"] * ("exact" in _words(section))
 
 
 def needs_libraries(section: Filter) -> list[tuple[str, str]]:

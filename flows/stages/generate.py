@@ -39,7 +39,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
     """The settings without how models are reached, the steps with their versions, and the text of a prompt that comes
     with gristmill."""
-    from gristmill.dataprep.asking.prompt_templates import shipped
+    from gristmill.dataprep.llm.prompt_templates import shipped
 
     named = name_outside_files(dump(section), section, verify)
     model = {key: value for key, value in named["model"].items() if key not in HOW}
@@ -56,8 +56,8 @@ def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A template that is none, or that asks for what it is not given; the same of the judges of parents."""
-    from gristmill.dataprep.asking.generated_documents import GIVEN
-    from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_template
+    from gristmill.dataprep.llm.generated_documents import GIVEN
+    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
 
     for source, section in manifest.generated_sources.items():
         try:
@@ -75,7 +75,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 STAGE = Stage(
     "generate",
     1,
-    "gristmill.dataprep.asking.generated_documents:run",
+    "gristmill.dataprep.llm.generated_documents:run",
     configure,
     parallel=True,
     asks=lambda manifest: manifest.generated_sources,

@@ -13,7 +13,7 @@ from gristmill.mixtures.steps.judge_pairs import JudgePairs
 
 def asked_recipe(section: Question | JudgePairs, named: Recipe, shipped_as: str = "") -> Recipe:
     """The settings without how the judges are reached, and the text of a question that comes with gristmill."""
-    from gristmill.dataprep.asking.prompt_templates import shipped
+    from gristmill.dataprep.llm.prompt_templates import shipped
 
     models = {
         key: {name: value for name, value in named[key].items() if name not in HOW}
@@ -30,9 +30,9 @@ def asked_recipe(section: Question | JudgePairs, named: Recipe, shipped_as: str 
 
 def wrong_question(section: Question, place: Location) -> Iterator[tuple[Location, str]]:
     """A schema or a template that is none, or a template that asks for what it is not given."""
-    from gristmill.dataprep.asking.judge import GIVEN
-    from gristmill.dataprep.asking.prompt_templates import TemplateProblemError, read_template
-    from gristmill.dataprep.asking.prompting import json_schema_problem
+    from gristmill.dataprep.llm.judge import GIVEN
+    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
+    from gristmill.dataprep.llm.prompting import json_schema_problem
 
     if (problem := json_schema_problem(section.answer)) is not None:
         yield (*place, "answer"), problem
@@ -52,7 +52,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 STAGE = Stage(
     "judge",
     1,
-    "gristmill.dataprep.asking.judge:run",
+    "gristmill.dataprep.llm.judge:run",
     section=Judge,
     imports=lambda settings: ["httpx"],
     columns=lambda section: section.measured,

@@ -18,7 +18,7 @@ def columns(section: LanguageId) -> Iterable[str]:
 
 def leaves_out(section: LanguageId) -> Collection[str]:
     """The path of lid.176, which is one pinned file wherever it lies."""
-    from gristmill.dataprep.judges.fasttext.fasttext_models import is_other_model
+    from gristmill.dataprep.fasttext.fasttext_models import is_other_model
 
     return () if is_other_model(section.model) else ("model",)
 
@@ -32,7 +32,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 def unknown_languages(section: LanguageId, place: Location) -> Iterator[tuple[Location, str]]:
     """Languages of a step, whose place is told, that its model does not know, where that is here."""
-    from gristmill.dataprep.judges.wanted_languages import known_labels, wanted_languages, why_unknown
+    from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
 
     if (labels := known_labels(section)) is None:
         return
@@ -49,12 +49,12 @@ def model_name(section: LanguageId) -> str:
 STAGE = Stage(
     "langid",
     3,
-    "gristmill.dataprep.judges.langid:run",
+    "gristmill.dataprep.langid.langid:run",
     section=LanguageId,
     columns=columns,
     leaves_out=leaves_out,
     preflight=preflight,
     imports=lambda settings: ["fasttext"],
-    rules="gristmill.dataprep.judges.langid:rules",
+    rules="gristmill.dataprep.langid.langid:rules",
     report=("gristmill.flows.report.document_sections:languages",),
 )

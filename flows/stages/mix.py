@@ -40,9 +40,9 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     ]
     if not expressions:
         return
-    from gristmill.dataprep.expressions import METADATA, OF_TOKENS, names_of
+    from gristmill.dataprep.where_sql import METADATA, OF_TOKENS, names_of
     from gristmill.tokenize.mixing.quotas import MixError
-    from gristmill.tokenize.mixing.where import check_names
+    from gristmill.tokenize.mixing.source_filters import check_names
 
     names = [*OF_TOKENS, *(name for columns in names_of(measured).values() for name in columns.values())]
     for location, expression in expressions:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gristmill.dataprep.files import canonical_json
+from gristmill.core.files import canonical_json
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import Judging
 from gristmill.mixtures.sources import INGEST
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.flows.stages.stage import Location, Recipe, only
 from gristmill.flows.stages.trainings import recipe_of, training
 from gristmill.mixtures.manifest import Manifest
@@ -104,5 +104,5 @@ STAGE = training(
     trained=Pretrain,
     rows="documents",
     makes_model=True,
-    report_facts="gristmill.flows.report.run_data:spikes_with_origins",
+    report_facts="gristmill.flows.report.report_facts:spikes_with_origins",
 )

@@ -25,7 +25,7 @@ def recipe(section: Quality, named: Recipe) -> Recipe:
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """A judge's column that no step before measures; what is wrong with the question that a judge is asked."""
-    from gristmill.dataprep.expressions import names_of
+    from gristmill.dataprep.where_sql import names_of
 
     section, number = manifest.steps[name].config, list(manifest.steps).index(name)
     assert isinstance(section, Quality)
@@ -58,7 +58,7 @@ def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
 STAGE = Stage(
     "quality",
     4,
-    "gristmill.dataprep.judges.quality:run",
+    "gristmill.dataprep.quality.quality:run",
     section=Quality,
     needs_libraries=needs_libraries,
     imports=lambda settings: [
@@ -68,6 +68,6 @@ STAGE = Stage(
     preflight=preflight,
     columns=lambda section: [*section.scores, "perplexity_bucket"],
     recipe=recipe,
-    ranking="gristmill.dataprep.judges.replay_ranking:keep_top_rule",
+    ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
     report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.asked_sections:judges"),
 )

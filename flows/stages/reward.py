@@ -32,5 +32,5 @@ STAGE = training(
     trained=Reward,
     rows="examples",
     details="gristmill.flows.report.training:ranking_details",
-    report=("gristmill.flows.report.tuning:reward_model",),
+    report=("gristmill.flows.report.finetuning:reward_model",),
 )

@@ -7,8 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.mixtures.base import RECIPE, Judging, Section, outside_paths
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:

@@ -33,5 +33,5 @@ STAGE = Stage(
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,
-    report=("gristmill.flows.report.tuning:masks",),
+    report=("gristmill.flows.report.finetuning:masks",),
 )

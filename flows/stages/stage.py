@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import Judging
 from gristmill.mixtures.sources import INGEST
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Stage:
         needs_torch: whether it computes with a model, for which the extra `train` is installed.
         needs_libraries: those of extras that it cannot do without besides torch: (settings of a step, or the manifest)
             -> the key that asks for each, empty where the stage itself does, and its name in `EXTRA_OF` of
-            flows/running/extras.py.
+            flows/running/missing_libraries.py.
         section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
         columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
             or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
@@ -56,7 +56,7 @@ class Stage:
             recipe, and nothing need be there beforehand.
         recipe: of a step, what its recipe says: (settings, these as JSON with outside files by what identifies them).
         rules: of a step, `module:function` of those that `whatif` can try with other bounds; `rules_of` in
-            dataprep/replay.py says what it gets. `ranking`: the same of one that compares documents with each other.
+            dataprep/whatif_thresholds.py says what it gets. `ranking`: the same of one that compares documents with each other.
         parallel: whether its work is cut into shards for `engine.workers`; that of a step of `prepare` always is.
         is_short: of such a stage, whether by this recipe there is nothing to cut.
         asks: the part of a manifest that has the language models which it asks; those of a step are in its settings.
@@ -72,7 +72,7 @@ class Stage:
         report_facts: the same of what the report alone tells, where that takes a look at all documents.
         details: `module:function`, what the summary says of a training beside its loss: (facts, steps) -> lines.
         report: `module:function` of what the report shows of it besides counts, columns and losses: (facts, name) ->
-            Section (flows/report/parts.py), or None.
+            Section (flows/report/page_elements.py), or None.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Stage:
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
     leaves_out: Callable[[Any], Collection[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
-    rules: str = "gristmill.dataprep.replay:rules"
+    rules: str = "gristmill.dataprep.whatif_thresholds:rules"
     ranking: str | None = None
     imports: Callable[[Any], Iterable[str]] = lambda settings: ()
     needs_libraries: Callable[[Any], Iterable[tuple[str, str]]] = lambda settings: ()

@@ -28,4 +28,4 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "sft_data", *(["pretrain"] if own else [])]
 
 
-STAGE = training("teacher", 1, configure, needs, report=("gristmill.flows.report.tuning:distillation",))
+STAGE = training("teacher", 1, configure, needs, report=("gristmill.flows.report.finetuning:distillation",))

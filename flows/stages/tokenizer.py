@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import as_path, read_json, sha256_file
+from gristmill.core.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
 from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
+from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
-from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"

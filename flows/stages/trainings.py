@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
 from gristmill.flows.stages.stage import Configure, Location, Needs, Preflight, Recipe, Stage
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
+from gristmill.mixtures.steps.examples import made_names, output_name
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.steps.made_examples import made_names, output_name
 from gristmill.mixtures.training import Training
 
 PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
 
 
 def _compared(section: JudgePairs, named: Recipe) -> Recipe:
-    from gristmill.dataprep.asking.judge_pairs import QUESTION
+    from gristmill.dataprep.llm.judge_pairs import QUESTION
 
     return judge.asked_recipe(section, named, QUESTION)
 
 
-COMPARES = Stage("judge_pairs", 1, "gristmill.dataprep.asking.judge_pairs:run", section=JudgePairs, recipe=_compared)
+COMPARES = Stage("judge_pairs", 1, "gristmill.dataprep.llm.judge_pairs:run", section=JudgePairs, recipe=_compared)
 """The step that examples alone have: it compares the answers of pairs."""
 JUDGES = {
     **{module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)},
@@ -185,14 +185,14 @@ def prepares_examples(name: str, version: int, section: str, **shown: Any) -> St
     return Stage(
         name,
         version,
-        "gristmill.dataprep.examples.prepare:run",
+        "gristmill.dataprep.examples.prepare_examples:run",
         _examples(section),
         lambda manifest: made_sets(getattr(manifest, section)),
         of_examples=True,
         preflight=_wrong_steps(section),
         parallel=True,
         asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
-        report=("gristmill.flows.report.tuning:preparation",),
+        report=("gristmill.flows.report.finetuning:preparation",),
         **shown,
     )
 
@@ -232,8 +232,8 @@ def _wrong_steps(name: str) -> Preflight:
     def preflight(
         manifest: Manifest, stage: str, measured: Mapping[str, Sequence[str]]
     ) -> Iterator[tuple[Location, str]]:
-        from gristmill.dataprep.asking.judge_pairs import read_question
-        from gristmill.dataprep.asking.prompt_templates import TemplateProblemError
+        from gristmill.dataprep.llm.judge_pairs import read_question
+        from gristmill.dataprep.llm.prompt_templates import TemplateProblemError
 
         steps = [step.config for step in getattr(manifest, name).prepare]
         for number, step in enumerate(steps):

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from gristmill.dataprep.seeds import seeded_key
-from gristmill.mixtures.section import Positive, PositiveFloat, Section
+from gristmill.core.seeds import seeded_key
+from gristmill.mixtures.base import Positive, PositiveFloat, Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 Share = Annotated[float, Field(ge=0.0)]

@@ -22,7 +22,7 @@ from gristmill.flows.sweeps.scaling_law import (
     jackknife,
     left_out,
 )
-from gristmill.train.loop.row_plan import plan_of
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.stopping import held_out_loss
 
 

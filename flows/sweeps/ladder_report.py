@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json
 from gristmill.flows.questions.trace_tables import new_table
-from gristmill.flows.report.parts import Figure, Section, Table, page
+from gristmill.flows.report.page_elements import Figure, Section, Table, page
 from gristmill.flows.report.pictures import laws
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.scaling_law import ScalingLaw

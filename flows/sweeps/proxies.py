@@ -12,20 +12,20 @@ from typing import Any
 
 import yaml
 
-from gristmill.dataprep.context import read_inputs
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
+from gristmill.core.stage_context import read_inputs
+from gristmill.core.store import StageFolder
 from gristmill.flows.running.observers import Observers
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
-from gristmill.flows.store.store import StageFolder
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST
-from gristmill.train.loop.row_plan import plan_of
+from gristmill.train.loop.batch_plan import plan_of
 
 SHARED_UNTIL = TOKENIZE
 """The last stage that is the same for all mixtures."""

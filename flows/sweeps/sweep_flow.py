@@ -14,8 +14,9 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from rich.text import Text
 
-from gristmill.dataprep.secrets import mask_secrets
-from gristmill.flows.orchestration.owners import owned_run, show_cancelled
+from gristmill.core.secrets import mask_secrets
+from gristmill.flows.orchestration.choose_prefect import apply_default_settings, choose_tracking
+from gristmill.flows.orchestration.flow_liveness import owned_run, show_cancelled
 from gristmill.flows.orchestration.parameters import (
     Count,
     FilePath,
@@ -27,7 +28,6 @@ from gristmill.flows.orchestration.parameters import (
     run_name,
 )
 from gristmill.flows.orchestration.reporting import PrefectObserver, failed, publishing_refusal
-from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.running.launch import interrupt
 from gristmill.flows.running.run import Observer

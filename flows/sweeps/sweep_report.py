@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.trace_tables import new_table
-from gristmill.flows.report.parts import Figure, Part, Section, Table, page
+from gristmill.flows.report.page_elements import Figure, Part, Section, Table, page
 from gristmill.flows.report.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX

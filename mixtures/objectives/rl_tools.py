@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gristmill.mixtures.own_code import OwnCall, OwnCodeError, OwnFunction
-from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import NAME_PATTERN, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.user_code import OwnCall, OwnCodeError, OwnFunction
 
 
 class Tool(Section):

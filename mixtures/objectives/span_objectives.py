@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Section
+from gristmill.mixtures.base import Fraction, Section
 
 SENTINEL = "<extra_id_{}>"
 """T5's name of the token that stands for the hidden span of a number."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.base import Fraction, Positive, PositiveFloat, Section
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.objectives.span_objectives import BlankInfilling, SpanCorruption, Spans, Ul2
-from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """What tokenizers call the token that stands for a masked one: here, BERT and ModernBERT, RoBERTa."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Pretrain
 
 

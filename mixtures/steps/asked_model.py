@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
 HOW = (
     "endpoint",

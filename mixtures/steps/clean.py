@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, Positive, Section
+from gristmill.mixtures.base import Fraction, Judging, Positive, Section
 
 Count = Annotated[int, Field(ge=0)]
 PiiKind = Literal["email", "ip", "phone", "iban", "card"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
 
 NotNegative = Annotated[int, Field(ge=0)]
 

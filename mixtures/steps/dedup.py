@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
 
 
 class MinHash(Section):

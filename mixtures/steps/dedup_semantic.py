@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gristmill.mixtures.reading_model import ReadingModel
-from gristmill.mixtures.section import Fraction, Judging, Positive
+from gristmill.mixtures.base import Fraction, Judging, Positive
+from gristmill.mixtures.encoder_settings import ReadingModel
 
 
 class DedupSemantic(Judging):

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from gristmill.mixtures.section import Judging
+from gristmill.mixtures.base import Judging
 from gristmill.mixtures.steps.rules import (
     PRESETS,
     GopherQuality,

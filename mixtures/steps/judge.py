@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.columns import Column, check_column
-from gristmill.mixtures.section import Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.yaml_text import did_you_mean
 

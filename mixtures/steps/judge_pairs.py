@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from gristmill.mixtures.section import Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.steps.asked_model import AskedModel
 
 REJECTED: Final = "rejected"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive
+from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive
 
 
 class LanguageId(Judging):

@@ -12,11 +12,11 @@ from typing import Annotated, Any  # noqa: F401 - Any is of the annotation of `w
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.base import Judging, PositiveFloat
 from gristmill.mixtures.columns import Column
-from gristmill.mixtures.own_code import BuiltInOrOwn, Own, OwnFunction
+from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.own_signatures import measured_columns
-from gristmill.mixtures.reading_model import ScoringModel
-from gristmill.mixtures.section import Judging, PositiveFloat
+from gristmill.mixtures.user_code import BuiltInOrOwn, Own, OwnFunction
 
 
 class Calling(Judging):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.reading_model import ReadingModel
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -218,7 +218,7 @@ class Quality(QualityThresholds, Judging, Seeded):
     perplexity: Perplexity | None = None
     """Measures `perplexity`, or `model_perplexity` and `bits_per_byte`."""
     heuristics: bool = False
-    """Measure `heuristic_score`, a share in [0, 1] that no training is needed for (`dataprep/judges/heuristics.py`)."""
+    """Measure `heuristic_score`, a share in [0, 1] that no training is needed for (`dataprep/quality/heuristics.py`)."""
     keep_top: Share | None = None
     """Keep this share of the judged documents, the best by one score: ceil(share * documents) of them, documents of
     the same score in the order of a hash of their ids. DCLM keeps the best 0.1. Thresholds apply besides; a document

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
 
 class C4(Section):

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.train import sizes
 from benchmarks.train.tuning import EXAMPLES_PER_UPDATE, batch, conversations, write_start
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 

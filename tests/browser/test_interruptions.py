@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
 from tests.servers import wait_for
 
 CANCEL_SECONDS = 20.0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.report.parts import Section, Table
-from gristmill.flows.report.parts import page as write_page
+from gristmill.flows.report.page_elements import Section, Table
+from gristmill.flows.report.page_elements import page as write_page
 
 ROWS = [
     [f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""] for number in (3, 1, 12, 2, *range(20, 30))

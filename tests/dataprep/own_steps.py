@@ -16,7 +16,7 @@ from gristmill.dataprep.documents import (
     shard_names,
     write_table,
 )
-from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.mixtures.user_code import OwnFunction, take_code
 
 TEXTS = ("xyzzy and xyzzy, says the troll", "nothing here", "one xyzzy more", "a longer text without the word", "ÄÖÜ €")
 

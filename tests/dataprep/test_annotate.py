@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import QuarantineError
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.documents import column_names
-from gristmill.dataprep.own import annotate
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.steps.own_steps import Annotate
+from gristmill.mixtures.user_code import OwnCodeError
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 COUNT = "def step(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
@@ -389,7 +389,14 @@ def test_the_columns_are_known_without_running_the_function(tmp_path: Path, sour
 def test_histograms_have_the_edges_that_suit_their_values() -> None:
     import numpy as np
 
-    from gristmill.dataprep.counts import ANY_EDGES, COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES, fit_histogram, histogram
+    from gristmill.dataprep.conservation import (
+        ANY_EDGES,
+        COUNT_EDGES,
+        LENGTH_EDGES,
+        SHARE_EDGES,
+        fit_histogram,
+        histogram,
+    )
 
     for values, edges in (([0.0, 0.31, 1.0], SHARE_EDGES), ([0.5, 3.2], LENGTH_EDGES), ([0, 5000], COUNT_EDGES)):
         array = np.array(values, np.float64)

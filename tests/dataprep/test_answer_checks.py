@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from gristmill.dataprep.judges.answer_checks import Answer, last_number, verifier_of
+from gristmill.dataprep.rewards.answer_checks import Answer, last_number, verifier_of
 from gristmill.mixtures.reinforcement import AnyReward, wants_answer
 
 SECTION: TypeAdapter[Any] = TypeAdapter(AnyReward)

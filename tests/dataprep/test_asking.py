@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.asking import client
-from gristmill.dataprep.asking.answer_store import KeptAnswers, forget_answers
-from gristmill.dataprep.asking.client import Asking, AskingError, BudgetSpentError, ask
-from gristmill.dataprep.asking.prompting import Answer, prompt, read_json_answer
-from gristmill.dataprep.asking.served_folder import ServerError
-from gristmill.dataprep.context import Context
-from gristmill.mixtures.section import OutsidePath
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.llm import llm_client
+from gristmill.dataprep.llm.answer_store import KeptAnswers, forget_answers
+from gristmill.dataprep.llm.llm_client import Asking, AskingError, BudgetSpentError, ask
+from gristmill.dataprep.llm.local_endpoint import ServerError
+from gristmill.dataprep.llm.prompting import Answer, prompt, read_json_answer
+from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Cut, Does, Drop, Ended, Endpoint, Late, Raw, Refuse
 
@@ -33,8 +33,8 @@ SCHEMA = {
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(client, "MOST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(llm_client, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(llm_client, "MOST_WAIT_SECONDS", 0.002)
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_answers_are_kept_on_an_object_store_too(
 ) -> None:
     from upath import UPath
 
-    from gristmill.dataprep.asking import answer_store
+    from gristmill.dataprep.llm import answer_store
 
     monkeypatch.setattr(answer_store, "UNSAVED_ANSWERS", 3)
     bucket = UPath("memory://bucket/answers")

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.words import by_words
-from gristmill.dataprep.words.by_words import K1, B, count_terms, search_words, terms_of
+from gristmill.dataprep.words import bm25_scan
+from gristmill.dataprep.words.bm25_scan import K1, B, count_terms, search_words, terms_of
 
 WORDS = [f"{a}{b}" for a in ("mill", "grain", "bread", "stone") for b in ("", "s", "er", "é")]
 
@@ -93,7 +93,7 @@ def texts_of(corpus: Corpus) -> list[str]:
 
 
 def test_scores_are_those_of_a_plain_loop_over_all_shards(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_words, "ROW_GROUP_ROWS", 7)
+    monkeypatch.setattr(bm25_scan, "ROW_GROUP_ROWS", 7)
     terms = terms_of("mill graines breadé stone")
     terms[1] = "grains"
     found = search_words(corpus, terms, 20)
@@ -107,8 +107,8 @@ def test_scores_are_those_of_a_plain_loop_over_all_shards(corpus: Corpus, monkey
 
 def test_a_few_candidates_at_a_time_give_the_same_best(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = search_words(corpus, ["mill", "stoner"], 5).hits
-    monkeypatch.setattr(by_words, "CANDIDATES", 60)
-    monkeypatch.setattr(by_words, "ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(bm25_scan, "CANDIDATES", 60)
+    monkeypatch.setattr(bm25_scan, "ROW_GROUP_ROWS", 20)
     assert search_words(corpus, ["mill", "stoner"], 5).hits == whole
 
 

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 from benchmarks.chaos.network import silent_server
-from gristmill.dataprep.files import as_path, sha256_file
-from gristmill.dataprep.jobs import begin_worker
-from gristmill.dataprep.jobs import carried as carried_module
-from gristmill.dataprep.jobs.carried import FOLDER, carry, carry_step, package, through
-from gristmill.dataprep.jobs.engine import do_group
-from gristmill.dataprep.models.score_documents import score_shard
+from gristmill.core.files import as_path, sha256_file
+from gristmill.dataprep.encoders.score_documents import score_shard
+from gristmill.dataprep.jobs import ship_files as carried_module
+from gristmill.dataprep.jobs import worker_bootstrap
+from gristmill.dataprep.jobs.ship_files import FOLDER, carry, carry_step, package, through
+from gristmill.dataprep.jobs.tasks import do_group
 from gristmill.mixtures.steps.own_steps import Annotate
 from tests.dataprep.small_models import write_word_vectors
 
@@ -52,7 +52,7 @@ def reading(path: str) -> Callable[[str], Iterator[str]]:
         import os
 
         import gristmill
-        from gristmill.dataprep.files import as_path
+        from gristmill.core.files import as_path
 
         yield element
         yield as_path(path).read_text()
@@ -100,7 +100,7 @@ def listing(folder: str, plain: str) -> Callable[[str], Iterator[str]]:
     """A function of a job that reads all files of a folder, and looks for another one."""
 
     def read(folder: str, plain: str, element: str) -> Iterator[str]:
-        from gristmill.dataprep.files import as_path
+        from gristmill.core.files import as_path
 
         there = as_path(folder)
         files = [path for path in there.rglob("*") if path.is_file()]
@@ -198,7 +198,7 @@ def test_the_step_of_a_pipeline_is_no_compiled_code_either(tmp_path: Path) -> No
 
 
 def test_a_store_that_does_not_answer_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begin_worker, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(worker_bootstrap, "ANSWER_SECONDS", 0.2)
     with (
         silent_server() as address,
         pytest.raises(
@@ -208,7 +208,7 @@ def test_a_store_that_does_not_answer_is_named_in_time(monkeypatch: pytest.Monke
             ),
         ),
     ):
-        begin_worker.read_store({"store": address, "options": {}}, "wheel")
+        worker_bootstrap.read_store({"store": address, "options": {}}, "wheel")
 
 
 def test_a_file_that_many_jobs_name_is_read_once_unless_it_changes(
@@ -247,18 +247,18 @@ def test_the_wheel_is_named_by_its_content_and_holds_the_package(tmp_path: Path)
     with zipfile.ZipFile(BytesIO(content)) as wheel:
         names = wheel.namelist()
         wheel.extractall(tmp_path)
-    assert {"gristmill/__init__.py", "gristmill/dataprep/files.py", "gristmill/mixtures/demo.yaml"} <= set(names)
+    assert {"gristmill/__init__.py", "gristmill/core/files.py", "gristmill/mixtures/demo.yaml"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("gristmill/tests")]
-    assert begin_worker.digest_of(begin_worker.files_of([str(tmp_path / "gristmill")])) == digest
+    assert worker_bootstrap.digest_of(worker_bootstrap.files_of([str(tmp_path / "gristmill")])) == digest
     (tmp_path / "gristmill" / "dataprep" / "files.py").write_text("other")
-    assert begin_worker.digest_of(begin_worker.files_of([str(tmp_path / "gristmill")])) != digest
+    assert worker_bootstrap.digest_of(worker_bootstrap.files_of([str(tmp_path / "gristmill")])) != digest
 
 
 def test_a_worker_that_has_another_package_loaded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wheel").write_bytes(b"")
     job = {"store": str(tmp_path), "package": "another", "wheel": "wheel", "options": {}}
     with pytest.raises(RuntimeError, match="has loaded another gristmill than the run has; start it anew"):
-        begin_worker.have_package(job)
+        worker_bootstrap.have_package(job)
 
 
 def test_files_of_a_job_are_its_own_also_between_what_it_yields(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import apache_beam as beam
 import pytest
 from apache_beam.metrics import Metrics
 
-from gristmill.dataprep.jobs.chain import Counts, UnknownStepError, add_counts, as_metrics, do_steps, read_chain
+from gristmill.dataprep.jobs.linear_pipeline import (
+    Counts,
+    UnknownStepError,
+    add_counts,
+    as_metrics,
+    do_steps,
+    read_chain,
+)
 
 
 class Halve(beam.DoFn):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.reading.ingest import run
 from gristmill.dataprep.text.chapters import LEAST_CHAPTER, chapters, heading_of, paragraph_runs
 from gristmill.mixtures.sources import Source

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.cleaning import clean
 from gristmill.dataprep.cleaning.clean import clean_texts
-from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.mixtures.steps.clean import Clean

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
-from gristmill.dataprep.meaning import cluster
-from gristmill.dataprep.meaning.cluster_names import name_clusters, project
+from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.semantic import cluster
+from gristmill.dataprep.semantic.cluster_names import name_clusters, project
 
 SUBJECTS = {
     "bread": "the baker kneads dough of flour and yeast, and bakes bread in the hot oven".split(),

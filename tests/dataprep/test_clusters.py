@@ -13,6 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gristmill.dataprep.duplicates.candidate_pairs import (
+    LARGEST_BUCKET,
+    candidate_pairs,
+    cut_runs,
+    distinct_pairs,
+    pair_runs,
+)
 from gristmill.dataprep.duplicates.clusters import (
     KeepKey,
     best_first,
@@ -22,9 +29,8 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_of_components,
 )
 from gristmill.dataprep.duplicates.components import forest, pairs_table
-from gristmill.dataprep.duplicates.links import LARGEST_BUCKET, candidate_pairs, cut_runs, distinct_pairs, pair_runs
-from gristmill.dataprep.jobs.shuffled import Shuffled
-from gristmill.dataprep.shuffle import write_partitions
+from gristmill.dataprep.jobs.shuffle import Shuffled
+from gristmill.dataprep.shuffle_format import write_partitions
 
 numbers = st.integers(0, 12)
 

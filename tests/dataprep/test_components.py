@@ -27,7 +27,7 @@ from gristmill.dataprep.duplicates.components import (
     summarise,
 )
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
-from gristmill.dataprep.shuffle import task_file, write_partitions
+from gristmill.dataprep.shuffle_format import task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 numbers = st.integers(0, 30)

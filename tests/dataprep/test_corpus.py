@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError, UnknownDocumentError, hex_ids, url_of
-from gristmill.dataprep.corpus_dataset import CorpusDataset
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     annotate,
@@ -28,7 +28,7 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import edits_array
-from gristmill.dataprep.expressions import ExpressionError
+from gristmill.dataprep.where_sql import ExpressionError
 
 METADATA = [
     {"url": "https://a.example/1", "license": "CC0-1.0"},

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges import ranking as cuts
-from gristmill.dataprep.judges.ranking import (
+from gristmill.dataprep.quality import ranking as cuts
+from gristmill.dataprep.quality.ranking import (
     Cut,
     Ranked,
     describe_cuts,

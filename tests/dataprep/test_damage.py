@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import QuarantineError
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.reading import compression, ingest
 from gristmill.dataprep.reading.document_shards import Damaged, lost_records
 from gristmill.dataprep.reading.readers import read_file

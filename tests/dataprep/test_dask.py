@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs import runner
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
-from gristmill.dataprep.own import annotate
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.dataprep.user_code import annotate
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 

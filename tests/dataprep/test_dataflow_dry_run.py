@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs.distributions import MissingEngineError, dataflow, find
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError, dataflow, find
 
 DRY_RUN = """
 import json, sys
@@ -24,7 +24,7 @@ GoogleCloudOptions._create_default_gcs_bucket = lambda self: None  # asks it for
 DataflowApplicationClient.stage_file = lambda self, place, name, stream, *rest, **named: uploads.update({
     name: (place, stream.read().decode("latin1"))})
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.runner import run_there
 
 def work(group):

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
 from gristmill.dataprep.passages import decontaminate
-from gristmill.dataprep.replay import judge_shard, rules_of
+from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.duplicates import dedup
 

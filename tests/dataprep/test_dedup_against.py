@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id
-from gristmill.dataprep.duplicates import components, dedup, links, sketches, survivors
+from gristmill.dataprep.duplicates import candidate_pairs, components, dedup, sketches, survivors
 from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError
-from gristmill.dataprep.jobs import shuffled
-from gristmill.mixtures.section import outside_paths
+from gristmill.dataprep.jobs import shuffle
+from gristmill.mixtures.base import outside_paths
 from gristmill.mixtures.steps.dedup import Dedup
 
 Document = tuple[str, str, str]
@@ -231,14 +231,14 @@ def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
     def attempt(name: str, shards: int, partitions: int, workers: int) -> tuple[Any, ...]:
         monkeypatch.setattr(dedup, "count_partitions", lambda size: partitions)
         monkeypatch.setattr(dedup, "count_star_partitions", lambda links: max(1, partitions // 2))
-        monkeypatch.setattr(links, "PARTITION_BYTES", 10**9 // partitions**10)
-        monkeypatch.setattr(links, "PAIRS_PER_RUN", 10**6 // partitions**6)
+        monkeypatch.setattr(candidate_pairs, "PARTITION_BYTES", 10**9 // partitions**10)
+        monkeypatch.setattr(candidate_pairs, "PAIRS_PER_RUN", 10**6 // partitions**6)
         monkeypatch.setattr(components, "LINKS_PER_RUN", 10**6 // partitions**6)
         monkeypatch.setattr(survivors, "MEMBERS_PER_PARTITION", 10**6 // partitions**5)
-        shuffled = dict(source.sample(sorted(old.items()), len(old)))
-        index, _, _ = run_dedup(f"{name}-old", shuffled, config, shards=max(1, shards - 1), workers=workers)
-        shuffled = dict(source.sample(sorted(new.items()), len(new)))
-        out, rows, summary = run_dedup(name, shuffled, {**config, "against": [str(index)]}, shards, workers=workers)
+        mixed = dict(source.sample(sorted(old.items()), len(old)))
+        index, _, _ = run_dedup(f"{name}-old", mixed, config, shards=max(1, shards - 1), workers=workers)
+        mixed = dict(source.sample(sorted(new.items()), len(new)))
+        out, rows, summary = run_dedup(name, mixed, {**config, "against": [str(index)]}, shards, workers=workers)
         return by_role(rows), (out / "clusters.parquet").read_bytes(), {**summary, "star_rounds": None}
 
     first = attempt("one", 1, 1, 1)
@@ -325,7 +325,9 @@ def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
     new = {
         **NEW,
         **PAGES,
-        **{f"t{n}": page(f"https://t.org/{n}", f"{template} end{n}") for n in range(links.LARGEST_BUCKET + 6)},
+        **{
+            f"t{n}": page(f"https://t.org/{n}", f"{template} end{n}") for n in range(candidate_pairs.LARGEST_BUCKET + 6)
+        },
     }
     config["against"] = [str(old)]
     looked_up, _, summary = run_dedup("looked-up", new, config, shards=3)
@@ -338,9 +340,9 @@ def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
             asked.append(self.work)
             return super().parts(documents)
 
-    monkeypatch.setattr(links, "ShardSketches", Counted)
-    monkeypatch.setattr(links, "BYTES_PER_BATCH", 5_000)
-    monkeypatch.setattr(shuffled, "BATCH_BYTES", 2_000)
+    monkeypatch.setattr(candidate_pairs, "ShardSketches", Counted)
+    monkeypatch.setattr(candidate_pairs, "BYTES_PER_BATCH", 5_000)
+    monkeypatch.setattr(shuffle, "BATCH_BYTES", 2_000)
     engine = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}
     travelled, _, found = run_dedup("travelled", new, config, shards=3, shuffle="engine", **engine)
     assert found == summary

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
 from gristmill.dataprep.edits import apply_edits, cuts_array
 from gristmill.dataprep.passages import dedup_lines
 from gristmill.dataprep.passages.dedup_lines import cut_units, find_units
-from gristmill.dataprep.shuffle import find_pairs
+from gristmill.dataprep.shuffle_format import find_pairs
 from gristmill.dataprep.text.unicode_tables import lower_case
 
 Document = tuple[str, str, str]
@@ -105,7 +105,7 @@ def test_the_lines_left_are_those_of_c4_in_plain_python(
 
 
 def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[str, Path]:
-    from gristmill.dataprep.context import Context
+    from gristmill.core.stage_context import Context
     from gristmill.dataprep.documents import DOCUMENT_SCHEMA
 
     for number, documents in enumerate(shards):
@@ -129,15 +129,15 @@ def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[st
 
 def run_quietly(inputs: dict[str, Path], folder: Path, context: Any) -> dict[str, Any]:
     """The jobs in this process: what Beam adds is tested with the engine, and would be most of the time here."""
-    from gristmill.dataprep.jobs import shuffled
-    from gristmill.dataprep.jobs.engine import finish_task
+    from gristmill.dataprep.jobs import shuffle
+    from gristmill.dataprep.jobs.tasks import finish_task
 
     def in_process(job: str, tasks: Sequence[Any], process: Any, context: Any, *how: bool) -> list[dict[str, Any]]:
         (context.work / job).mkdir(parents=True, exist_ok=True)
         return [finish_task(task, process, context.work / job) for task in tasks]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (dedup_lines, shuffled):
+        for module in (dedup_lines, shuffle):
             patch.setattr(module, "run_tasks", in_process)
         return dedup_lines.run(inputs, ALL, folder / "out", context)
 
@@ -246,8 +246,8 @@ def test_shards_workers_and_order_do_not_matter(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
-    shuffled = random.Random(4).sample(documents, len(documents))
-    cut = [shuffled[at : at + 3] for at in range(0, len(shuffled), 3)]
+    mixed = random.Random(4).sample(documents, len(documents))
+    cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
     first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
     second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
     monkeypatch.setattr(dedup_lines, "count_partitions", lambda size: 3)

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import document_id
 from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.meaning import dedup_semantic, vector_jobs
-from gristmill.dataprep.meaning.alike import BLOCK, survivors_in_order
-from gristmill.dataprep.meaning.centroids import count_clusters, count_sample, draw, fit_centroids, nearest_centroids
-from gristmill.dataprep.meaning.vectors import pack_vectors, unpack_vectors
+from gristmill.dataprep.semantic import dedup_semantic, vector_jobs
+from gristmill.dataprep.semantic.centroids import count_clusters, count_sample, draw, fit_centroids, nearest_centroids
+from gristmill.dataprep.semantic.embedding_store import pack_vectors, unpack_vectors
+from gristmill.dataprep.semantic.semantic_pairs import BLOCK, survivors_in_order
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 PARAPHRASES = [
@@ -340,7 +340,7 @@ def test_a_text_that_cannot_be_read_is_quarantined_alone(run: Run, words_model: 
     texts[4] = b"w1 \xff w2"
     broken = pa.array(texts, pa.binary()).view(pa.string()).cast(table.schema.field("text").type)
     pq.write_table(table.set_column(table.schema.get_field_index("text"), "text", broken), path)
-    from gristmill.dataprep.context import Context
+    from gristmill.core.stage_context import Context
 
     out = tmp_path / "broken-out"
     (tmp_path / "broken-work").mkdir()

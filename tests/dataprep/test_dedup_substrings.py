@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import check_conservation
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_documents, write_table
-from gristmill.dataprep.jobs import shuffled
-from gristmill.dataprep.jobs.engine import finish_task
+from gristmill.dataprep.jobs import shuffle
+from gristmill.dataprep.jobs.tasks import finish_task
 from gristmill.dataprep.passages import dedup_substrings
-from gristmill.dataprep.passages import windows as copies
-from gristmill.dataprep.passages.windows import find_anchors, find_windows, near
-from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.passages import ngram_windows as copies
+from gristmill.dataprep.passages.ngram_windows import find_anchors, find_windows, near
+from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 Document = tuple[str, str, str]
@@ -73,7 +73,7 @@ def run_in_this_process(folder: Path, shards: Sequence[Sequence[Document]], conf
         write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     context = Context(work=folder / "work", stage="dedup_substrings", emit=lambda event: None)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (dedup_substrings, shuffled):
+        for module in (dedup_substrings, shuffle):
             patch.setattr(module, "run_tasks", in_turn)
         patch.setattr(dedup_substrings, "count_partitions", lambda size: 2)
         summary = dedup_substrings.run({"ingest": folder / "ingest"}, config, folder / "out", context)
@@ -280,8 +280,8 @@ def test_shards_partitions_workers_and_order_do_not_matter(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
-    shuffled = random.Random(4).sample(documents, len(documents))
-    cut = [shuffled[at : at + 3] for at in range(0, len(shuffled), 3)]
+    mixed = random.Random(4).sample(documents, len(documents))
+    cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
     first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
     second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
     monkeypatch.setattr(dedup_substrings, "count_partitions", lambda size: 3)

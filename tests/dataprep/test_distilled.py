@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.dataprep.asking.client import BudgetSpentError
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.judges import quality
-from gristmill.dataprep.judges.labelled_examples import QualityError
-from gristmill.dataprep.models.distilled import calibrate, count_confusion
-from gristmill.dataprep.own import annotate
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.encoders.distil_classifier import calibrate, count_confusion
+from gristmill.dataprep.llm.llm_client import BudgetSpentError
+from gristmill.dataprep.quality import quality
+from gristmill.dataprep.quality.labelled_examples import QualityError
+from gristmill.dataprep.user_code import annotate
 from gristmill.flows.report.asked_sections import judges
 from gristmill.flows.report.document_sections import agreement
 from gristmill.flows.running.session import open_session

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.jobs import distributions
-from gristmill.dataprep.jobs.distributions import FLINK_VERSION, MissingEngineError, Part, fetch, find, flink
+from gristmill.dataprep.jobs import engine_downloads
+from gristmill.dataprep.jobs.engine_downloads import FLINK_VERSION, MissingEngineError, Part, fetch, find, flink
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
 LACKS_IT = r"^flink-2.0: Maven's repository here has no {jar}; .* flink-2.0=FILE`$"
@@ -15,7 +15,7 @@ LACKS_IT = r"^flink-2.0: Maven's repository here has no {jar}; .* flink-2.0=FILE
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(distributions.CACHE_VARIABLE, str(tmp_path / "engines"))
+    monkeypatch.setenv(engine_downloads.CACHE_VARIABLE, str(tmp_path / "engines"))
     return tmp_path / "engines"
 
 
@@ -61,7 +61,7 @@ def test_a_missing_tool_and_a_missing_part_are_named(cache: Path) -> None:
 def test_a_repository_that_lacks_the_job_server_is_told_from_one_that_cannot_be_reached(
     said: str, expected: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jar = f"org.apache.beam:beam-runners-flink-2.0-job-server:{distributions.beam_version()}"
+    jar = f"org.apache.beam:beam-runners-flink-2.0-job-server:{engine_downloads.beam_version()}"
     mvn = tmp_path / "bin" / "mvn"
     mvn.parent.mkdir()
     mvn.write_text(f"#!/bin/sh\necho '{said.format(jar=jar)}'\nexit 1\n")
@@ -88,19 +88,19 @@ def test_a_job_server_is_assembled_from_its_runner_where_the_repository_has_none
     mvn.write_text(WITHOUT_JOB_SERVERS)
     mvn.chmod(0o755)
     monkeypatch.setenv("PATH", f"{mvn.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(distributions, "PARTS", {"flink": flink})
-    [(line, beam)] = distributions.RUNNERS.items()
-    assert distributions.main([]) == 0
+    monkeypatch.setattr(engine_downloads, "PARTS", {"flink": flink})
+    [(line, beam)] = engine_downloads.RUNNERS.items()
+    assert engine_downloads.main([]) == 0
     said = capsys.readouterr()
     assert said.err.startswith(f"flink-{FLINK_VERSION}: Maven's repository here has no org.apache.beam:")
     assert said.out == (
         f"flink-{line}: fetched into {cache / flink(line).folder}; Maven's repository here has no org.apache.beam:"
-        f"beam-runners-flink-{line}-job-server:{distributions.beam_version()}, so that it was assembled from Beam "
+        f"beam-runners-flink-{line}-job-server:{engine_downloads.beam_version()}, so that it was assembled from Beam "
         f"{beam}'s runner\n"
     )
     pom = find(flink(line)).read_text()
     assert f"<artifactId>beam-runners-flink-{line}</artifactId>\n      <version>{beam}</version>" in pom
-    assert distributions.main([f"flink-{FLINK_VERSION}"]) == 1  # which was named: another line does not stand in
+    assert engine_downloads.main([f"flink-{FLINK_VERSION}"]) == 1  # which was named: another line does not stand in
     assert len(list(cache.iterdir())) == 1
 
 
@@ -111,24 +111,24 @@ def test_flink_itself_is_fetched_where_its_job_server_is_there_or_it_is_asked_fo
         (folder / "lib").mkdir()
         (folder / "lib" / "flink-dist.jar").write_text(f"Flink {line}")
 
-    monkeypatch.setattr(distributions, "_fetch_flink_cluster", put)
-    monkeypatch.setattr(distributions, "PARTS", {"flink-cluster": distributions.flink_cluster})
+    monkeypatch.setattr(engine_downloads, "_fetch_flink_cluster", put)
+    monkeypatch.setattr(engine_downloads, "PARTS", {"flink-cluster": engine_downloads.flink_cluster})
     name = f"flink-cluster-{FLINK_VERSION}"
-    assert distributions.main([]) == 1
+    assert engine_downloads.main([]) == 1
     assert capsys.readouterr().err == "".join(
         f"flink-cluster-{line}: is not fetched, for flink-{line} is not there, without which it is of no use\n"
-        for line in (FLINK_VERSION, *distributions.RUNNERS)
+        for line in (FLINK_VERSION, *engine_downloads.RUNNERS)
     )
-    assert distributions.main(["flink-cluster"]) == 0
+    assert engine_downloads.main(["flink-cluster"]) == 0
     (cache / name / "lib" / "flink-dist.jar").unlink()
     (tmp_path / "server.jar").write_text("a job server")
-    assert distributions.main([f"flink-{FLINK_VERSION}={tmp_path / 'server.jar'}"]) == 0
-    assert distributions.main([]) == 0
-    assert find(distributions.flink_cluster()).read_text() == f"Flink {FLINK_VERSION}"
+    assert engine_downloads.main([f"flink-{FLINK_VERSION}={tmp_path / 'server.jar'}"]) == 0
+    assert engine_downloads.main([]) == 0
+    assert find(engine_downloads.flink_cluster()).read_text() == f"Flink {FLINK_VERSION}"
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert distributions.main(["flnk", "flink-1.7=jar"]) == 2
+    assert engine_downloads.main(["flnk", "flink-1.7=jar"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("unknown: flink-1.7, flnk; there are spark, flink, flink-cluster, dataflow, flink-1.")
 
@@ -138,11 +138,11 @@ def test_what_the_registry_lacks_is_taken_from_a_file(
 ) -> None:
     jar = tmp_path / "built.jar"
     jar.write_text("a job server")
-    assert distributions.main([f"flink-1.20={jar}"]) == 0
+    assert engine_downloads.main([f"flink-1.20={jar}"]) == 0
     assert capsys.readouterr().out == f"flink-1.20: fetched into {cache / flink('1.20').folder}\n"
     assert find(flink("1.20")).read_text() == "a job server"
     jar.write_text("a newer one")
-    assert distributions.main([f"flink-1.20={jar}", "flink=/nowhere.jar", f"spark={jar}"]) == 1
+    assert engine_downloads.main([f"flink-1.20={jar}", "flink=/nowhere.jar", f"spark={jar}"]) == 1
     assert find(flink("1.20")).read_text() == "a newer one"
     assert capsys.readouterr().err == (
         f"flink-{FLINK_VERSION}: cannot be taken from /nowhere.jar, which is no file\n"

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import column_names, read_table, shard_names
-from gristmill.dataprep.judges.classifier import train
-from gristmill.dataprep.models.document_scores import BOUND, announce, load_scorer
-from gristmill.dataprep.models.model_folders import ModelFolderError
-from gristmill.dataprep.own import annotate
-from gristmill.mixtures.reading_model import ScoringModel
+from gristmill.dataprep.encoders.document_scores import BOUND, announce, load_scorer
+from gristmill.dataprep.encoders.model_folders import ModelFolderError
+from gristmill.dataprep.quality.classifier import train
+from gristmill.dataprep.user_code import annotate
+from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Classifier
 from tests.dataprep.own_steps import written

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.counts import (
+from gristmill.dataprep.conservation import (
     ConservationError,
     QuarantineError,
     add_counts,

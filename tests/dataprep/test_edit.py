@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents
 from gristmill.dataprep.edits import apply_edits, edits_array
-from gristmill.dataprep.own import edit
-from gristmill.dataprep.own.edit import common_prefix, derive_edits
-from gristmill.mixtures.own_code import OwnCodeError, OwnFunction, take_code
+from gristmill.dataprep.user_code import edit
+from gristmill.dataprep.user_code.edit import common_prefix, derive_edits
+from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 TEXT = st.text(st.sampled_from("ab \nÄ€𝄞."), max_size=30)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.text.eight_bytes import (
+from gristmill.dataprep.text.swar import (
     controls_of,
     count_byte,
     digits_of,

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gristmill.dataprep.models.embeddings import Embedder, load_embedder
-from gristmill.dataprep.models.model_folders import ModelFolderError, folder_sha256
-from gristmill.dataprep.models.token_windows import Windows, length_batches, pool_windows
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
+from gristmill.dataprep.encoders.model_folders import ModelFolderError, folder_sha256
+from gristmill.dataprep.encoders.token_windows import Windows, length_batches, pool_windows
+from gristmill.mixtures.encoder_settings import ReadingModel
 
 BOUND = 1e-5
 """How far a number of a vector may be from that of another batch, in float32."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.reading.encoding import Decoded, UndecodableError, declared_in_page, decode, known_codec
+from gristmill.dataprep.reading.charsets import Decoded, UndecodableError, declared_in_page, decode, known_codec
 
 RUSSIAN = "Все люди рождаются свободными и равными в своём достоинстве и правах. "
 JAPANESE = "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import engine, errors, runner
-from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs import errors, runner, tasks
 from gristmill.dataprep.jobs.errors import TaskError
+from gristmill.dataprep.jobs.tasks import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the whole way through the portable API, as Flink or Spark would go it."""
@@ -193,7 +193,7 @@ def test_an_error_that_cannot_be_written_down_comes_through_the_runner(
         run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
 
 
-BIG = [Task(f"t{n}", size_bytes=engine.PROCESS_BYTES // 2) for n in range(2)]
+BIG = [Task(f"t{n}", size_bytes=tasks.PROCESS_BYTES // 2) for n in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_the_largest_tasks_go_first(tmp_path: Path) -> None:
 def test_many_tasks_are_few_elements_of_which_a_second_try_does_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST_ELEMENTS", 3)
-    groups = engine.in_groups(TASKS)
+    monkeypatch.setattr(tasks, "MOST_ELEMENTS", 3)
+    groups = tasks.in_groups(TASKS)
     assert [[name for name, _ in group] for group in groups] == [["t0", "t3", "t6"], ["t1", "t4"], ["t2", "t5"]]
     work = context(tmp_path / "work", runner="FnApiRunner", options={"direct_running_mode": "in_memory"})
     results = run_tasks("job", TASKS, partial(square, tmp_path), work)
@@ -242,7 +242,7 @@ def test_many_tasks_are_few_elements_of_which_a_second_try_does_only_what_is_mis
     (tmp_path / "t3.txt").unlink()
     (tmp_path / "work" / "job" / "t6.json").unlink()
     (tmp_path / "calls.log").unlink()
-    counted = list(engine.do_group(partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0]))
+    counted = list(tasks.do_group(partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0]))
     assert counted == [{"read": 1, "kept": 1}] * 3
     assert calls(tmp_path) == ["t3", "t6"]
 
@@ -254,7 +254,7 @@ def test_a_runner_that_loses_tasks_without_an_error_is_found_out(
         for element in elements[:-1]:
             work(*element)
 
-    monkeypatch.setattr(engine, "run_here", loses_the_last)
+    monkeypatch.setattr(tasks, "run_here", loses_the_last)
     with pytest.raises(IncompleteJobError, match="1 of 7 planned tasks gave no result, first: t6"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
 

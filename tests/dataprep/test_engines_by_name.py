@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running, start_pool
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import on_cluster, portable, spark
-from gristmill.dataprep.jobs.distributions import CACHE_VARIABLE, MissingEngineError
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs import cluster_retry, portable, spark
+from gristmill.dataprep.jobs.engine_downloads import CACHE_VARIABLE, MissingEngineError
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.portable import flink_options
 from gristmill.dataprep.jobs.runner import run_there, wait_no_longer
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.jobs.worker import end_worker, pool_type
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
@@ -58,7 +58,7 @@ def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
 ) -> None:
     """On Flink both with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
     ended: list[Any] = []
-    monkeypatch.setattr(on_cluster, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
+    monkeypatch.setattr(cluster_retry, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
     try:
         with running(name, tmp_path) as cluster:
             cluster.engine["worker_seconds"] = PATIENCE_SECONDS
@@ -205,7 +205,7 @@ def test_workers_that_do_not_see_the_store_end_the_job_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
-    monkeypatch.setattr(on_cluster, "answer_probe", see_nothing)
+    monkeypatch.setattr(cluster_retry, "answer_probe", see_nothing)
     with pytest.raises(WorkerError, match=r"^PortableRunner: a worker does not see what this machine writes to "):
         run_tasks(
             "job",
@@ -229,7 +229,7 @@ class Waiting:
 
 def test_a_cluster_without_workers_is_named_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Waiting()
-    monkeypatch.setattr(on_cluster, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
+    monkeypatch.setattr(cluster_retry, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
     with pytest.raises(
         WorkerError, match=r"^flink at flink:8081: no worker has done a task after 0.2 s \(engine.worker_seconds\)"
     ):

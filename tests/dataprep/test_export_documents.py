@@ -18,9 +18,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
-from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.exporting import export_documents as exporting
 from gristmill.dataprep.exporting.croissant import data_type
 from gristmill.dataprep.exporting.dataset_card import hub_licence, size_category

@@ -1,6 +1,6 @@
 import pytest
 
-from gristmill.dataprep.reading.encoding import UndecodableError
+from gristmill.dataprep.reading.charsets import UndecodableError
 from gristmill.dataprep.reading.extraction import EXTRACTORS, extract, find_extractor
 from gristmill.mixtures.sources import ExtractOptions
 

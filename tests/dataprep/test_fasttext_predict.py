@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges.fasttext.fasttext_files import DamagedModelError, UnknownModelError, read_model
-from gristmill.dataprep.judges.fasttext.fasttext_predict import lines_of, multiply_rows
-from gristmill.dataprep.judges.fasttext.fasttext_words import (
+from gristmill.dataprep.annotate_batches import measure_texts
+from gristmill.dataprep.fasttext.fasttext_backend import FastTextPredictor, KernelPredictor, Predictor, load_model
+from gristmill.dataprep.fasttext.fasttext_files import DamagedModelError, UnknownModelError, read_model
+from gristmill.dataprep.fasttext.fasttext_predict import lines_of, multiply_rows
+from gristmill.dataprep.fasttext.fasttext_words import (
     COLUMNS,
     MOST_CACHE_BYTES,
     MOST_SLOTS,
     make_cache,
 )
-from gristmill.dataprep.judges.fasttext.ngram_rows import Ngrams, bucket_of, reciprocal
-from gristmill.dataprep.judges.langid import LanguageError, identify, measure, view, wanted_languages
-from gristmill.dataprep.judges.predictors import FastTextPredictor, KernelPredictor, Predictor, load_model
-from gristmill.dataprep.measuring import measure_texts
+from gristmill.dataprep.fasttext.ngram_rows import Ngrams, bucket_of, reciprocal
+from gristmill.dataprep.langid.langid import LanguageError, identify, measure, view, wanted_languages
 from gristmill.mixtures.steps.langid import LanguageId
 from tests.dataprep.random_models import (
     HIERARCHICAL,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.counts import QuarantineError, check_conservation
+from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.thresholds import bounded_statistics, count_failures, failures, first_failures
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition

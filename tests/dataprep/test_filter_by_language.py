@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from gristmill.dataprep.documents import read_documents, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.filtering.filter import judge
-from gristmill.dataprep.replay import judge_shard, rules_of, short_name
-from gristmill.mixtures.section import RECIPE
+from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of, short_name
+from gristmill.mixtures.base import RECIPE
 from gristmill.mixtures.steps.filter import Filter
 
 SHARD = "part-00000.parquet"

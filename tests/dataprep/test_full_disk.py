@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from upath import UPath
 
-from gristmill.dataprep.files import IncompleteFileError, array_bytes, atomic_write, foreign_file, reserve
-from gristmill.dataprep.judges import classifier
-from gristmill.dataprep.judges.fasttext.fasttext_files import DamagedModelError
-from gristmill.dataprep.judges.predictors import load_model
-from gristmill.dataprep.meaning.vector_jobs import CENTROIDS, write_centroids
+from gristmill.core.files import IncompleteFileError, array_bytes, atomic_write, foreign_file, reserve
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_files import DamagedModelError
+from gristmill.dataprep.quality import classifier
+from gristmill.dataprep.semantic.vector_jobs import CENTROIDS, write_centroids
 from gristmill.mixtures.steps.quality import Classifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,8 +145,8 @@ def test_a_write_to_a_store_that_fails_puts_nothing() -> None:
 WRITERS = {"save", "savez", "savefig", "save_file", "save_model", "tofile", "to_parquet", "to_csv", "save_pretrained"}
 """Methods and functions of libraries that open or fill a file by themselves."""
 CHECKED = {
-    "dataprep/files.py": "into memory",
-    "dataprep/judges/classifier.py": "foreign_file",
+    "core/files.py": "into memory",
+    "dataprep/quality/classifier.py": "foreign_file",
     "train/stages/trained_models.py": "our own writer",
     "train/loop/resuming.py": "our own checkpoints",
     "train/loop/checkpoints.py": "checked by its checksums",
@@ -156,7 +156,7 @@ CHECKED = {
 
 def test_every_library_that_writes_a_file_is_checked() -> None:
     callers = set()
-    for folder in ("dataprep", "tokenize", "train", "flows"):
+    for folder in ("core", "dataprep", "tokenize", "train", "flows"):
         for path in (ROOT / folder).rglob("*.py"):
             calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             if any(_writes(call) for call in calls):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, counts_of
-from gristmill.dataprep.judges.heuristics import heuristic_scores as score
+from gristmill.dataprep.quality.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, counts_of
+from gristmill.dataprep.quality.heuristics import heuristic_scores as score
 
 PROSE = (
     "The committee met on a rainy morning to talk about the repairs of the old bridge. Nobody had expected that "

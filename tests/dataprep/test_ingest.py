@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import QuarantineError, check_conservation
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import document_id, read_table, shard_names
 from gristmill.dataprep.reading import document_shards as sharding
-from gristmill.dataprep.reading import ingest, repeats, sources
-from gristmill.dataprep.reading.repeats import DuplicateIdError
+from gristmill.dataprep.reading import duplicate_records, ingest, sources
+from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError, listing
 
 MakeContext = Callable[..., Context]
@@ -229,10 +229,10 @@ def test_which_repeat_stays_depends_on_the_listing_alone(
     once, again = tmp_path / "once", tmp_path / "again"
     first = ingest.run({}, config, once, make_context("work1", workers=1))
     # Ids in many partitions, several tasks that compare them, shards in three groups.
-    for name, value in (("SORTED_BYTES", 50 * repeats.NOTE_BYTES), ("MOST_GROUPS", 3)):
-        monkeypatch.setattr(repeats, name, value)
-    monkeypatch.setattr(repeats, "ROW_GROUP_ROWS", 7)
-    monkeypatch.setattr(repeats, "PROCESS_BYTES", 0)
+    for name, value in (("SORTED_BYTES", 50 * duplicate_records.NOTE_BYTES), ("MOST_GROUPS", 3)):
+        monkeypatch.setattr(duplicate_records, name, value)
+    monkeypatch.setattr(duplicate_records, "ROW_GROUP_ROWS", 7)
+    monkeypatch.setattr(duplicate_records, "PROCESS_BYTES", 0)
     second = ingest.run({}, config, again, make_context("work2", workers=2))
     assert len(list((tmp_path / "work2" / "repeats-00000").iterdir())) == 280 // 50 + 1
     assert len(list((tmp_path / "work2" / "repeats-00000-dropped").iterdir())) == 3
@@ -259,7 +259,7 @@ def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
         "ingest": {"shard_bytes": 2000},
     }
     expected = ingest.run({}, config, tmp_path / "undisturbed", make_context("work1"))
-    original, written = repeats.write_table, []
+    original, written = duplicate_records.write_table, []
 
     def failing(path: Path, table: Any) -> None:
         written.append(path.name)
@@ -268,7 +268,7 @@ def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
         original(path, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repeats, "write_table", failing)
+        patch.setattr(duplicate_records, "write_table", failing)
         with pytest.raises(OSError, match="No space left"):
             ingest.run({}, config, tmp_path / "out", make_context("work2"))
     assert ingest.run({}, config, tmp_path / "out", make_context("work2")) == expected

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.reading import ingest, sources
-from gristmill.dataprep.reading.repeats import DuplicateIdError
+from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.mixtures.sources import Ingest
 

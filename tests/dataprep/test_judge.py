@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.asking import client, judge
-from gristmill.dataprep.asking.agreement import agreement, count_pairs
-from gristmill.dataprep.asking.client import BudgetSpentError
-from gristmill.dataprep.asking.prompt_templates import PromptTemplate, TemplateProblemError
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import QuarantineError, add_counts
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import QuarantineError, add_counts
+from gristmill.dataprep.llm import judge, llm_client
+from gristmill.dataprep.llm.agreement import agreement, count_pairs
+from gristmill.dataprep.llm.llm_client import BudgetSpentError
+from gristmill.dataprep.llm.prompt_templates import PromptTemplate, TemplateProblemError
 from gristmill.mixtures.steps.judge import Judge
 from tests.chat_endpoint import Cut, Does, Drop, Endpoint, Raw, Refuse
 from tests.dataprep.own_steps import TEXTS, write_documents, written
@@ -30,8 +30,8 @@ TEXT = re.compile(r"<text>\n(.*)\n</text>", re.DOTALL)
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(client, "MOST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(llm_client, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(llm_client, "MOST_WAIT_SECONDS", 0.002)
 
 
 def scored(prompt: str, before: int = 0) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.asking import client
-from gristmill.dataprep.asking.judge_pairs import biases_of, score_of
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import usable_sets
-from gristmill.dataprep.examples.prepare import run
-from gristmill.flows.report.parts import Note, Table
-from gristmill.flows.report.tuning import comparisons
+from gristmill.dataprep.examples.prepare_examples import run
+from gristmill.dataprep.llm import llm_client
+from gristmill.dataprep.llm.judge_pairs import biases_of, score_of
+from gristmill.flows.report.finetuning import comparisons
+from gristmill.flows.report.page_elements import Note, Table
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.posttraining import Sft, WeightedPairs
@@ -46,7 +46,7 @@ def compare(prompt: str, before: int) -> str:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    monkeypatch.setattr(client, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(llm_client, "FIRST_WAIT_SECONDS", 0.001)
     with Endpoint(compare) as serving:
         yield serving
 
@@ -130,7 +130,7 @@ def test_what_was_answered_is_not_asked_again_after_a_failure(
     prepared: Callable[..., dict[str, Any]], endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda prompt, before: compare(prompt, before) if endpoint.answered.total() < 9 else Drop()
-    with pytest.raises(client.AskingError):
+    with pytest.raises(llm_client.AskingError):
         prepared(model={"endpoint": endpoint.url, "model": "one", "patience_seconds": 0.05, "concurrency": 1})
     endpoint.behaviour = compare
     prepared()

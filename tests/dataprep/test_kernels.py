@@ -19,7 +19,7 @@ from gristmill.dataprep.text.kernels import text_buffers
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Path(kernels.__file__).parents[2]
-    for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/scan.py"):
+    for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/utf8_counts.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "text" / "kernels.py"))
@@ -30,7 +30,7 @@ def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monke
     callee.write_text(callee.read_text().replace("0x85EBCA6B", "0x85EBCA6D"))
     changed = kernels.cache_folder()
     assert changed != before
-    caller = tmp_path / "tokenize" / "encoding" / "scan.py"
+    caller = tmp_path / "tokenize" / "encoding" / "utf8_counts.py"
     caller.write_text(caller.read_text().replace("0xC0", "0xC1"))
     assert kernels.cache_folder() not in (before, changed)
 

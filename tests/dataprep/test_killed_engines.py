@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs import servers, spark
-from gristmill.dataprep.jobs.distributions import MissingEngineError
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from tests.servers import wait_for
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]

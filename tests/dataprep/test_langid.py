@@ -16,15 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
-from gristmill.dataprep.judges import langid
-from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
-from gristmill.dataprep.judges.fasttext import fasttext_models as models
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model
-from gristmill.dataprep.judges.fasttext.fasttext_words import Lines
-from gristmill.dataprep.judges.langid import (
+from gristmill.dataprep.fasttext import fasttext_models as models
+from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model
+from gristmill.dataprep.fasttext.fasttext_words import Lines
+from gristmill.dataprep.langid import langid
+from gristmill.dataprep.langid.check_languages import (
+    LanguageError,
+    check_labels,
+    check_languages,
+    wanted_languages,
+)
+from gristmill.dataprep.langid.langid import (
     cut_lines,
     describe_lines,
     identify,
@@ -33,14 +39,8 @@ from gristmill.dataprep.judges.langid import (
     view,
     without_cuts,
 )
-from gristmill.dataprep.judges.language_codes import Language, parse_label
-from gristmill.dataprep.judges.predictors import load_model
-from gristmill.dataprep.judges.wanted_languages import (
-    LanguageError,
-    check_labels,
-    check_languages,
-    wanted_languages,
-)
+from gristmill.dataprep.langid.language_codes import Language, parse_label
+from gristmill.dataprep.quality.classifier import ZEROED_MEMORY
 from gristmill.mixtures.steps.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"

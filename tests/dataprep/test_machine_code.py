@@ -11,8 +11,8 @@ import numba
 import numpy as np
 import pytest
 
-from gristmill.dataprep.text import machine_code
-from gristmill.dataprep.text.machine_code import MachineCode
+from gristmill.dataprep.text import jit_cache
+from gristmill.dataprep.text.jit_cache import MachineCode
 
 SOURCE = """\
 from gristmill.dataprep.text.kernels import kernel
@@ -28,10 +28,10 @@ KEY = (("array(uint8, 1d, C)",), ("x86_64", "skylake", "+avx2"), ("code", "closu
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is shared before, nor after."""
-    before = list(machine_code._shared)
-    machine_code._shared.clear()
+    before = list(jit_cache._shared)
+    jit_cache._shared.clear()
     yield
-    machine_code._shared[:] = before
+    jit_cache._shared[:] = before
 
 
 def add_of(home: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURCE) -> Any:
@@ -60,7 +60,7 @@ def files(folder: Path) -> list[Path]:
 def test_what_one_worker_compiled_another_home_has_from_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine_code.share(tmp_path / "store")
+    jit_cache.share(tmp_path / "store")
     first = add_of(tmp_path / "a", monkeypatch)
     assert (first(np.ones(3, np.int64)), first(np.ones(3, np.float32))) == (4, 4)
     assert found(first) == (0, 2)

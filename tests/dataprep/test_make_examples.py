@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.asking.client import BudgetSpentError
-from gristmill.dataprep.asking.lineage import descendants
-from gristmill.dataprep.context import Context
+from gristmill.core.seeds import seeded_key
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.make_examples import run
 from gristmill.dataprep.examples.new_prompts import rouge_l, words_of
 from gristmill.dataprep.examples.read_examples import ExamplesError, example_id, read_examples, read_set
-from gristmill.dataprep.judges.answer_checks import NoAnswerError
-from gristmill.dataprep.seeds import seeded_key
-from gristmill.mixtures.own_code import OwnFunction, take_code
-from gristmill.mixtures.steps.made_examples import MadeExamples
+from gristmill.dataprep.llm.lineage import descendants
+from gristmill.dataprep.llm.llm_client import BudgetSpentError
+from gristmill.dataprep.rewards.answer_checks import NoAnswerError
+from gristmill.mixtures.steps.examples import MadeExamples
+from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.chat_endpoint import Behaviour, Does, Drop, Ended, Endpoint, Refuse
 
 PROMPTS = [f"Question number {at} about the sea" for at in range(12)]

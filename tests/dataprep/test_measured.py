@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, column_names, shard_names
 from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import imported

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.dataprep.own_steps import write_shard
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.meaning import cluster, dedup_semantic
-from gristmill.dataprep.models import score_documents
-from gristmill.dataprep.own import annotate
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.encoders import score_documents
+from gristmill.dataprep.semantic import cluster, dedup_semantic
+from gristmill.dataprep.user_code import annotate
 from tests.dataprep.small_models import random_texts, write_word_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 

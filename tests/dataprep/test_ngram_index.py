@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.passages.contamination import MOST_COPIES, find_matches
-from gristmill.dataprep.passages.excision import widen, words_left
+from gristmill.dataprep.passages.cut_span import widen, words_left
 from gristmill.dataprep.passages.ngram_index import (
     MOST_PLACES,
     build_index,

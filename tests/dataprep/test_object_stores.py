@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep import object_stores
-from gristmill.dataprep.files import as_path, atomic_write, create_exclusively, sha256_file
-from gristmill.dataprep.object_stores import (
+from gristmill.core import object_stores
+from gristmill.core.files import as_path, atomic_write, create_exclusively, sha256_file
+from gristmill.core.object_stores import (
     VARIABLE,
     Failing,
     StoreUnavailableError,
@@ -18,7 +18,7 @@ from gristmill.dataprep.object_stores import (
     is_passing,
     until_interrupted,
 )
-from gristmill.flows.store.store import StoreLocationError, remove_tree, store_at
+from gristmill.core.store import StoreLocationError, remove_tree, store_at
 from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.own_functions import blame, load_own
-from gristmill.mixtures.own_code import Own, OwnCodeError, OwnFunction, take_code
+from gristmill.dataprep.user_functions import blame, load_own
+from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
 
 
 def own(folder: Path, written: str, **options: object) -> Own:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.reading import document_shards, ingest
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.records import Reading, Record
 from gristmill.dataprep.reading.sources import SourceError, find_files, listing
-from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.sources import OwnReader
+from gristmill.mixtures.user_code import OwnFunction, take_code
 
 MakeContext = Callable[..., Context]
 READER = """

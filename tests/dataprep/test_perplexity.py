@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table
-from gristmill.dataprep.judges import quality
-from gristmill.dataprep.judges.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
-from gristmill.dataprep.judges.labelled_examples import QualityError
-from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
-from gristmill.dataprep.judges.perplexity import (
+from gristmill.dataprep.quality import quality
+from gristmill.dataprep.quality.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
+from gristmill.dataprep.quality.labelled_examples import QualityError
+from gristmill.dataprep.quality.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
+from gristmill.dataprep.quality.perplexity import (
     NGRAM_FILES,
     PerplexityError,
     load_scores,

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.core.files import atomic_write
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import modules_of
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ingest_task
 
 PATIENCE_SECONDS = 60
@@ -186,7 +186,7 @@ def test_a_server_that_is_killed_ends_the_job_and_the_next_job_starts_another(tm
 def test_only_modules_of_the_package_are_imported_before_the_fork() -> None:
     assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == ["gristmill.dataprep.reading.ingest"]
     assert list(modules_of(partial(run_tasks, ingest_task))) == [
-        "gristmill.dataprep.jobs.engine",
+        "gristmill.dataprep.jobs.tasks",
         "gristmill.dataprep.reading.ingest",
     ]
     assert not list(modules_of(tell_pids))
@@ -196,8 +196,8 @@ def test_only_modules_of_the_package_are_imported_before_the_fork() -> None:
 SCRIPT = """
     import os, sys, time
     from pathlib import Path
-    from gristmill.dataprep.context import Context
-    from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+    from gristmill.core.stage_context import Context
+    from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 
     folder = Path(sys.argv[1])
 

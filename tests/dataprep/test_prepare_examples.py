@@ -10,10 +10,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table
 from gristmill.dataprep.examples.kept_examples import least_alike, prepared_inputs, survivors, usable_sets
-from gristmill.dataprep.examples.prepare import run, view_of, view_text
+from gristmill.dataprep.examples.prepare_examples import run, view_of, view_text
 from gristmill.dataprep.examples.read_examples import ExamplesError, read_examples
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
 from gristmill.mixtures.prepare import ExampleStep

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gristmill.dataprep.processes import measure_cost, peak_resident_bytes
+from gristmill.core.processes import measure_cost, peak_resident_bytes
 
 BALLAST = 300_000_000
 
@@ -16,7 +16,7 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_which_started_
     ballast = bytearray(BALLAST)
     assert peak_resident_bytes() > BALLAST
     code = (
-        "from gristmill.dataprep.processes import peak_resident_bytes\n"
+        "from gristmill.core.processes import peak_resident_bytes\n"
         "less = peak_resident_bytes()\nballast = bytearray(50_000_000)\n"
         "print(less, peak_resident_bytes())"
     )
@@ -31,7 +31,7 @@ SERVER = (
     "print('ready', flush=True)\nsys.stdin.read()"
 )
 STAGE = (
-    "import subprocess, sys\nfrom gristmill.dataprep.processes import measure_cost\n"
+    "import subprocess, sys\nfrom gristmill.core.processes import measure_cost\n"
     f"server = subprocess.Popen([sys.executable, '-c', {SERVER!r}], stdin=subprocess.PIPE, "
     "stdout=subprocess.PIPE)\n"
     "server.stdout.readline()\nprint(measure_cost(1)['cpu_seconds'])\n"
@@ -49,7 +49,7 @@ def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -
 
 
 CHILD = (
-    "import signal, sys\nfrom gristmill.dataprep.processes import end_after_parent\n"
+    "import signal, sys\nfrom gristmill.core.processes import end_after_parent\n"
     "end_after_parent(signal.SIGKILL)\nprint('begun', flush=True)\n"
     "for line in sys.stdin: print('heard', line, end='', flush=True)"
 )

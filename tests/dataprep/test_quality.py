@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.judges import classifier, quality, quality_models, scorers
-from gristmill.dataprep.judges.classifier import (
+from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, load_model
+from gristmill.dataprep.fasttext.fasttext_files import read_model
+from gristmill.dataprep.fasttext.normalise_lines import one_line_each
+from gristmill.dataprep.quality import classifier, quality, quality_models, scorers
+from gristmill.dataprep.quality.classifier import (
     ClassifierError,
     as_line,
     characters_seen,
@@ -25,11 +28,8 @@ from gristmill.dataprep.judges.classifier import (
     score_texts,
     train,
 )
-from gristmill.dataprep.judges.fasttext.fasttext_files import read_model
-from gristmill.dataprep.judges.fasttext.one_line import one_line_each
-from gristmill.dataprep.judges.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
-from gristmill.dataprep.judges.predictors import KernelPredictor, load_model
-from gristmill.dataprep.judges.quality import area_under_curve
+from gristmill.dataprep.quality.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
+from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.random_models import Shape, write_model
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.core.stage_context import Context
 from gristmill.dataprep import documents
+from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.cleaning import clean
-from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,
@@ -36,9 +37,8 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.edits import EDITS, BadEditError, edits_array
 from gristmill.dataprep.filtering import filter as filtering
-from gristmill.dataprep.judges import quality
-from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
+from gristmill.dataprep.quality import quality
 from gristmill.dataprep.row_groups import ahead, read_document_rows, read_texts
 
 SHARD = "part-00000.parquet"

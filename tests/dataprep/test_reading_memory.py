@@ -25,7 +25,7 @@ ALLOWED = 4 * LIMIT
 READ = """
 import json, resource, sys
 from pathlib import Path
-from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.core.processes import peak_resident_bytes
 from gristmill.dataprep.reading import compression, readers
 from gristmill.dataprep.reading.records import Reading, Rejected
 from gristmill.dataprep.reading.sources import find_files
@@ -143,8 +143,8 @@ def test_a_parquet_file_of_one_huge_value_stays_in_its_process(tmp_path: Path) -
 INGEST = """
 import json, sys
 from pathlib import Path
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.core.stage_context import Context
+from gristmill.core.processes import peak_resident_bytes
 from gristmill.dataprep.reading import ingest
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 with open(folder / "a.jsonl", "w") as sink:

@@ -13,9 +13,9 @@ import pytest
 
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.judges import langid
+from gristmill.dataprep.langid import langid
 from gristmill.dataprep.passages import decontaminate
-from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
+from gristmill.dataprep.whatif_thresholds import Rule, Verdicts, judge_shard, nearest, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.langid import LanguageId

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep import replay
+from gristmill.dataprep import whatif_thresholds
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.judges import quality
-from gristmill.dataprep.judges.replay_ranking import keep_top_rule
-from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
+from gristmill.dataprep.quality import quality
+from gristmill.dataprep.quality.whatif_keep_top import keep_top_rule
+from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.quality import Quality
 
@@ -51,7 +51,7 @@ def all_rules(
         "quality": Quality.model_validate({"heuristics": True, **ranking}),
     }
     columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
-    find = {"filter": filter_stage.rules, "quality": replay.rules}
+    find = {"filter": filter_stage.rules, "quality": whatif_thresholds.rules}
     rules = {stage: rules_of(find[stage], stage, section, columns[stage]) for stage, section in sections.items()}
     found = keep_top_rule(inputs, "quality", sections["quality"], SEED, ran or rules, rules, columns["quality"])
     assert found is not None

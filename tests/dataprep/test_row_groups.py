@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.core.files import as_path
 from gristmill.dataprep import row_groups
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.files import as_path
 from gristmill.dataprep.row_groups import find_ids, read_matching, read_rows
 
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.documents import read_shard, write_table
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
-from gristmill.dataprep.measuring import spread
 from gristmill.dataprep.thresholds import bounded_statistics, failures
-from gristmill.mixtures.section import Section
+from gristmill.mixtures.base import Section
 from gristmill.mixtures.steps.rules import GopherQuality, Rules
 
 TEXTS = ["", "The one and only.\nLine two is here.", "{}", "東京\n\n\n"]
@@ -105,7 +105,7 @@ import json, sys
 from pathlib import Path
 import pyarrow as pa
 from gristmill.dataprep.filtering.rule_sets import measure
-from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.core.processes import peak_resident_bytes
 from gristmill.mixtures.steps.rules import Rules
 rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])
 made = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",

@@ -13,11 +13,11 @@ import apache_beam as beam
 import grpc
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs import runner
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError, shorten
 from gristmill.dataprep.jobs.runner import NotLinearError, check_linear, import_beam
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 
 
 def test_a_job_server_that_says_nothing_is_named_soon(tmp_path: Path) -> None:

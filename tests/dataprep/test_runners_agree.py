@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.files import as_path
 from gristmill.dataprep.filtering import filter
 from gristmill.dataprep.reading import ingest
 from tests.dataprep.dask_processes import Cluster

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import secrets
-from gristmill.dataprep.secrets import (
+from gristmill.core import secrets
+from gristmill.core.secrets import (
     VARIABLE,
     MaskedStream,
     mask_addresses,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.dataprep.seeds import content_key, seeded_bytes, seeded_key
+from gristmill.core.seeds import content_key, seeded_bytes, seeded_key
 from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.order import order_key
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges.quality import area_under_curve, best_cut, measure_cut, measure_separation
+from gristmill.dataprep.quality.quality import area_under_curve, best_cut, measure_cut, measure_separation
 
 SCORES = st.lists(st.integers(0, 5), min_size=1, max_size=20)
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import create_exclusively, write_json
-from gristmill.dataprep.jobs import sharing
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.jobs.pool import Element, Work
-from gristmill.dataprep.jobs.sharing import (
+from gristmill.core.files import create_exclusively, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs import multi_host
+from gristmill.dataprep.jobs.multi_host import (
     claim_and_do,
     last_claims,
     offered,
@@ -23,6 +21,8 @@ from gristmill.dataprep.jobs.sharing import (
     take_share,
     taking_part,
 )
+from gristmill.dataprep.jobs.pool import Element, Work
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 
 NAMES = [f"{number:02d}" for number in range(24)]
 
@@ -77,9 +77,9 @@ def test_what_a_host_that_died_has_claimed_is_done_by_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One left properly, one was killed: its beat stays the same."""
-    monkeypatch.setattr(sharing, "LOST_SECONDS", 0.3)
-    monkeypatch.setattr(sharing, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(sharing, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(multi_host, "LOST_SECONDS", 0.3)
+    monkeypatch.setattr(multi_host, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(multi_host, "LOOK_SECONDS", 0.05)
     done: list[str] = []
     killed = tmp_path / "offers" / "hosts" / "killed.beat"
     killed.parent.mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_host_that_looks_while_the_records_are_being_removed_does_nothing(
             (tmp_path / "offers" / "job.offer").unlink(missing_ok=True)
             return set()
 
-        monkeypatch.setattr(sharing, "file_names", remove)
+        monkeypatch.setattr(multi_host, "file_names", remove)
         take_share(offer, "a", in_turn)
     assert done == []
 

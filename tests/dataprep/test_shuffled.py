@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep import shuffle
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs import shuffled
-from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, partition_tasks, run_tasks
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep import shuffle_format
+from gristmill.dataprep.jobs import shuffle
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, IncompleteJobError, Task, partition_tasks, run_tasks
 from tests.dataprep.dask_processes import Cluster
 
 IN_MEMORY = {"direct_running_mode": "in_memory"}
@@ -94,7 +94,7 @@ def arrived(sent: dict[str, Shuffled]) -> dict[str, list[list[str]]]:
 def test_rows_arrive_in_the_order_of_the_tasks_and_of_their_sendings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, seed: int
 ) -> None:
-    monkeypatch.setattr(shuffled, "BATCH_BYTES", 300)
+    monkeypatch.setattr(shuffle, "BATCH_BYTES", 300)
     planned = tasks(seed)
     results, sent = run_shuffle("job", planned, partial(send, None), context(tmp_path, form), PARTITIONS)
     assert results == [{"counts": {"read": 1}, "name": task.name} for task in planned]
@@ -128,7 +128,7 @@ def test_a_job_that_sends_nothing_or_no_rows_is_read_as_that(tmp_path: Path, for
 def test_one_partition_needs_no_partitions_and_all_rows_may_be_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr(shuffled, "BATCH_BYTES", 100)
+    monkeypatch.setattr(shuffle, "BATCH_BYTES", 100)
 
     def skewed(task: Task) -> Generator[Sent, None, Done]:
         rows = pa.table({"number": np.arange(500) + 1000 * task.payload["n"]})
@@ -182,7 +182,7 @@ def test_what_was_committed_is_not_done_again(tmp_path: Path, monkeypatch: pytes
     planned, log = tasks(3), tmp_path / "calls"
     written: list[str] = []
     if form == "engine":
-        original = shuffled._write_arrived
+        original = shuffle._write_arrived
 
         def fail_at_third(path: Path, batches: Any) -> int:
             if len(written) == 2:
@@ -191,7 +191,7 @@ def test_what_was_committed_is_not_done_again(tmp_path: Path, monkeypatch: pytes
             return original(path, batches)
 
         with monkeypatch.context() as patch:
-            patch.setattr(shuffled, "_write_arrived", fail_at_third)
+            patch.setattr(shuffle, "_write_arrived", fail_at_third)
             with pytest.raises(OSError, match=r"^job/(words|numbers) \d: OSError: .*No space left"):
                 run_shuffle("job", planned, partial(send, log), context(tmp_path, form), PARTITIONS)
         stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-arrived/*")}
@@ -211,7 +211,7 @@ def test_what_was_committed_is_not_done_again(tmp_path: Path, monkeypatch: pytes
 def kill_at_the_third(form: str, work: Path, log: Path) -> None:
     """Run a job in this process, which is killed at the third file of a shuffle."""
     name = {"files": "write_batches", "engine": "_write_arrived"}[form]
-    original, written = getattr(shuffled, name), list[Path]()
+    original, written = getattr(shuffle, name), list[Path]()
 
     def kill(path: Path, *rows: Any) -> Any:
         written.append(path)
@@ -219,7 +219,7 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(path, *rows)
 
-    setattr(shuffled, name, kill)
+    setattr(shuffle, name, kill)
     run_shuffle("job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS)
 
 
@@ -242,16 +242,16 @@ def test_tasks_send_only_what_has_not_arrived(tmp_path: Path) -> None:
     rows = pa.table({"number": np.arange(20)})
     wanted = np.array([False, True, False, True, False])
     found = defaultdict(list)
-    for partition, batch in shuffled.cut_batches(rows, np.arange(20) % 5, wanted, (0, 0)):
+    for partition, batch in shuffle.cut_batches(rows, np.arange(20) % 5, wanted, (0, 0)):
         found[partition] += pa.ipc.open_stream(batch).read_all()["number"].to_pylist()
     assert found == {1: [1, 6, 11, 16], 3: [3, 8, 13, 18]}
-    assert list(shuffled.cut_batches(rows.slice(0, 0), np.arange(0), wanted, (0, 0))) == []
+    assert list(shuffle.cut_batches(rows.slice(0, 0), np.arange(0), wanted, (0, 0))) == []
 
 
 def test_batches_are_copies_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffled, "BATCH_BYTES", 8_000)
+    monkeypatch.setattr(shuffle, "BATCH_BYTES", 8_000)
     rows = pa.table({"number": np.arange(100_000)}).slice(50_000, 5_000)
-    batches = [batch for _, batch in shuffled.cut_batches(rows, np.zeros(5_000, int), np.ones(1, bool), (0, 0))]
+    batches = [batch for _, batch in shuffle.cut_batches(rows, np.zeros(5_000, int), np.ones(1, bool), (0, 0))]
     assert len(batches) == 5
     assert max(map(len, batches)) < 9_000
 
@@ -261,12 +261,12 @@ def test_batches_may_come_in_any_order_and_more_than_once(tmp_path: Path) -> Non
     batches = [
         batch
         for place in range(12)
-        for _, batch in shuffled.cut_batches(rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place))
+        for _, batch in shuffle.cut_batches(rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place))
     ]
     random.Random(1).shuffle(batches)
     for _ in range(2):  # a bundle that is tried again
-        shuffled.receive_partition([str(tmp_path)], ["rows"], str(tmp_path / "job"), 0, [*batches, *batches[:5]])
-    sent = Shuffled(tmp_path, 1, arrived=shuffled.find_arrived(tmp_path))
+        shuffle.receive_partition([str(tmp_path)], ["rows"], str(tmp_path / "job"), 0, [*batches, *batches[:5]])
+    sent = Shuffled(tmp_path, 1, arrived=shuffle.find_arrived(tmp_path))
     assert sent.arrived == {0: 36}
     assert sent.read(0)["number"].to_pylist() == [0, 1, 2] * 12
 
@@ -274,14 +274,14 @@ def test_batches_may_come_in_any_order_and_more_than_once(tmp_path: Path) -> Non
 def test_a_runner_that_loses_rows_is_found_out_and_all_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned, original = tasks(3), shuffled.receive_partition
+    planned, original = tasks(3), shuffle.receive_partition
 
     def loses_one(*arguments: Any) -> None:
         *others, batches = arguments
         original(*others, list(batches)[1:])
 
     with monkeypatch.context() as patch:
-        patch.setattr(shuffled, "receive_partition", loses_one)
+        patch.setattr(shuffle, "receive_partition", loses_one)
         with pytest.raises(IncompleteJobError, match="sent to words, numbers are not those that arrived"):
             run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
     _, sent = run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
@@ -331,7 +331,7 @@ def test_the_local_runner_has_the_form_of_an_engine_too(tmp_path: Path) -> None:
 def test_rows_go_through_files_on_one_machine_and_through_the_engine_of_a_cluster(
     tmp_path: Path, fields: dict[str, str], form: str
 ) -> None:
-    assert shuffled.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
+    assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
 
 
 def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> None:
@@ -341,11 +341,11 @@ def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> No
 
 
 def test_many_tasks_are_few_elements_and_each_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.dataprep.jobs import engine
+    from gristmill.dataprep.jobs import tasks
 
-    monkeypatch.setattr(engine, "MOST_ELEMENTS", 4)
+    monkeypatch.setattr(tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
-    assert [len(group) for group in engine.in_groups(planned)] == [8, 8, 7, 7]
+    assert [len(group) for group in tasks.in_groups(planned)] == [8, 8, 7, 7]
     _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, "engine"), PARTITIONS)
     assert arrived(sent) == expected(planned)
     assert calls(log) == sorted(task.name for task in planned)
@@ -359,17 +359,17 @@ def test_never_more_files_are_mapped_than_a_process_may_have_and_the_rows_are_th
     names, numbers = [f"{number}.arrow" for number in range(files)], []
     for number, name in enumerate(names):
         rows = pa.table({"number": np.arange(20) + 100 * number, "text": [f"{number}-{row}" for row in range(20)]})
-        shuffle.write_partitions(tmp_path / name, rows, np.arange(20) % 3, 3)
+        shuffle_format.write_partitions(tmp_path / name, rows, np.arange(20) % 3, 3)
         numbers += [100 * number + row for row in range(1, 20, 3)]
     seen: list[int] = []
-    opened = shuffled.open_batches
+    opened = shuffle.open_batches
 
     def watch(path: Path) -> Any:
         seen.append(mapped_files(tmp_path))
         return opened(path)
 
-    monkeypatch.setattr(shuffled, "open_batches", watch)
-    monkeypatch.setattr(shuffled, "MOST_MAPPED", 8)
+    monkeypatch.setattr(shuffle, "open_batches", watch)
+    monkeypatch.setattr(shuffle, "MOST_MAPPED", 8)
     found = Shuffled(tmp_path, 3, names).read(1)
     assert found["number"].to_pylist() == numbers
     assert found["text"].to_pylist() == [f"{number // 100}-{number % 100}" for number in numbers]

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words import spacy_words
-from gristmill.dataprep.words.word_cuts import describe_words
+from gristmill.dataprep.words.tokenise_words import describe_words
 
 spacy = pytest.importorskip("spacy")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.gopher_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
-from gristmill.dataprep.judges.language_codes import short_code
+from gristmill.dataprep.langid.language_codes import short_code
 from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules
 from tests.dataprep import repetition_reference, word_cuts_reference

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.reading import compression, guarded, ingest
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected

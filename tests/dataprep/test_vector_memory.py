@@ -11,11 +11,11 @@ import pytest
 
 from gristmill.dataprep.duplicates.clusters import parse_keep
 from gristmill.dataprep.duplicates.survivors import KEEP_PREFIX
-from gristmill.dataprep.meaning import nearest as search
-from gristmill.dataprep.meaning.centroids import fit_centroids, nearest_centroids
-from gristmill.dataprep.meaning.cluster_names import ROWS_AT_ONCE, project
-from gristmill.dataprep.meaning.dedup_semantic import decide_cluster
-from gristmill.dataprep.meaning.vectors import pack_vectors
+from gristmill.dataprep.semantic import vector_search as search
+from gristmill.dataprep.semantic.centroids import fit_centroids, nearest_centroids
+from gristmill.dataprep.semantic.cluster_names import ROWS_AT_ONCE, project
+from gristmill.dataprep.semantic.dedup_semantic import decide_cluster
+from gristmill.dataprep.semantic.embedding_store import pack_vectors
 from tests.tokenize.test_mix_memory import peak_bytes
 
 pytestmark = pytest.mark.slow

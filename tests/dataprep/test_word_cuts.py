@@ -21,13 +21,13 @@ from gristmill.dataprep.filtering.lines_and_sentences import (
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.punctuated_words import punctuated_words
-from gristmill.dataprep.words.word_breaks import segmented_words
-from gristmill.dataprep.words.word_cuts import (
+from gristmill.dataprep.words.tokenise_words import (
     characters_per_word,
     unspaced_words,
     whitespace_words,
     word_punct_words,
 )
+from gristmill.dataprep.words.word_breaks import segmented_words
 from tests.dataprep import word_cuts_reference
 
 RULES = {

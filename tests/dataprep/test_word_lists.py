@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.filtering.listed_words import WordListError, build, count, lower, read_list
 from gristmill.dataprep.filtering.rules_urls import url_statistics
 from gristmill.dataprep.filtering.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
-from gristmill.dataprep.judges.classifier import train
+from gristmill.dataprep.quality.classifier import train
 from gristmill.mixtures.steps.quality import Classifier
 from gristmill.mixtures.steps.rules import BadWords, Toxicity, Urls
 

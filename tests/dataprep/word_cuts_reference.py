@@ -1,4 +1,4 @@
-"""The word rules of `word_cuts.py` and `punctuated_words.py` in the plainest Python. Only tests and `bench` use it."""
+"""The word rules of `tokenise_words.py` and `punctuated_words.py` in the plainest Python. Only tests and `bench` use it."""
 
 from __future__ import annotations
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from gristmill.core.store import StageFolder, Store
 from gristmill.flows.running.run import Outcome, Runner
 from gristmill.flows.stages.plan import Node, fingerprint
 from gristmill.flows.stages.stage import Stage
-from gristmill.flows.store.store import StageFolder, Store
 from gristmill.mixtures.manifest import Engine
 
 TOY_STAGES = '''
 import os, signal, sys, time
 from pathlib import Path
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from gristmill.core.files import atomic_write
 
 def write(path, content):
     with atomic_write(path) as sink:
@@ -49,11 +49,11 @@ def failing(inputs, config, out, context):
     raise ValueError("failing: the number 7 is not allowed here; give another")
 
 def damaged(inputs, config, out, context):
-    from gristmill.dataprep.files import REPAIR
+    from gristmill.core.files import REPAIR
     raise ValueError(f"x.bin is damaged: `{REPAIR}` and a run make it again")
 
 def ranks(inputs, config, out, context):
-    from gristmill.dataprep.context import print_failure
+    from gristmill.core.stage_context import print_failure
     print_failure("gloo/transport: Connection closed by peer", is_consequence=True)
     print_failure("[Errno 28] No space left on device: 'step-00000004'")
     print("=" * 60, flush=True)
@@ -76,7 +76,7 @@ def killed(inputs, config, out, context):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def killed_rank(inputs, config, out, context):
-    from gristmill.dataprep.context import print_failure
+    from gristmill.core.stage_context import print_failure
     print("last words", flush=True)
     print_failure("rank 1 was killed", is_killed=True)
     sys.exit(1)

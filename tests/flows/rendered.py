@@ -7,8 +7,8 @@ from html import unescape
 
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.page import stage_sections
-from gristmill.flows.report.parts import Part, Section, page
-from gristmill.flows.report.run_data import Facts
+from gristmill.flows.report.page_elements import Part, Section, page
+from gristmill.flows.report.report_facts import Facts
 from gristmill.flows.stages.registry import STAGES
 
 

@@ -21,13 +21,13 @@ from gristmill.flows.stages.plan import UnknownStageError
 from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
-from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, load_model, read_shape, save_model, stored
 from gristmill.train.stages.export import write_folder
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron

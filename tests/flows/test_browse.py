@@ -20,7 +20,7 @@ from gristmill.flows.browse import document_list
 from gristmill.flows.browse.addresses import Search
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.data_server import HEADERS, make_app
-from gristmill.flows.report.differences import differences
+from gristmill.flows.report.text_diff import differences
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run, keyed, stages_of
 from gristmill.flows.report.comparison import pair
-from gristmill.flows.store.store import Store
 
 FINGERPRINTS = {"ingest": "a" * 64, "dedup": "b" * 64, "mix": "c" * 64, "pretrain": "d" * 64}
 

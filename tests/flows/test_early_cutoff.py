@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.core.store import StageFolder, Store
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.report.page import provenance
-from gristmill.flows.report.run_data import gather_facts
-from gristmill.flows.running.run import Runner, StageFailedError
-from gristmill.flows.running.session import Session
-from gristmill.flows.stages.plan import Node, settle_plan
-from gristmill.flows.stages.stage import Stage
-from gristmill.flows.store.identities import (
+from gristmill.flows.report.report_facts import gather_facts
+from gristmill.flows.running.output_identities import (
     NothingToKeepError,
     alias_of,
     content_digest,
@@ -23,8 +20,11 @@ from gristmill.flows.store.identities import (
     keep_output,
     settle_from_store,
 )
-from gristmill.flows.store.runs import RunRecord, collect
-from gristmill.flows.store.store import StageFolder, Store
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.run_records import RunRecord, collect
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages.plan import Node, settle_plan
+from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -103,7 +103,7 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     monkeypatch.setattr(StageFolder, "publish", publish)
     for lease in upgraded(first=2).folder("first").path.glob("lease/*.done"):
         lease.unlink()
-    monkeypatch.setattr("gristmill.flows.store.lease.is_alive", lambda owner: False)
+    monkeypatch.setattr("gristmill.core.lease.is_alive", lambda owner: False)
     resumed = upgraded(first=2)
     assert run(resumed) == ["Cached", "Cached"]
     assert resumed.plan["first"].alias

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import yaml
 
-from gristmill.dataprep.context import read_inputs
+from gristmill.core.files import read_json, write_json
+from gristmill.core.stage_context import read_inputs
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
+from gristmill.dataprep.quality.classifier import ZEROED_MEMORY
 from gristmill.flows.questions.explain import judgements
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.what_changed import differences

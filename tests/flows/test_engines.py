@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running
 from benchmarks.engines.recipe import run_stages, write_corpus
-from gristmill.dataprep.jobs import on_cluster
-from gristmill.dataprep.jobs.distributions import MissingEngineError
+from gristmill.dataprep.jobs import cluster_retry
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STAGES = [
@@ -49,8 +49,8 @@ def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
     name: str, manifest: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workers, which are the same for all stages here, are asked once whether they see the store."""
-    meet = on_cluster.meet_workers
-    monkeypatch.setattr(on_cluster, "meet_workers", lambda context: meet(replace(context, work=tmp_path / "probe")))
+    meet = cluster_retry.meet_workers
+    monkeypatch.setattr(cluster_retry, "meet_workers", lambda context: meet(replace(context, work=tmp_path / "probe")))
     kill = manifest.with_name("kill")
 
     def kill_one(stage: str) -> None:

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.evaluate_model import print_evaluation, printed
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn, save_model
 
 TASKS = """

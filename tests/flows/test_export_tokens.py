@@ -25,7 +25,7 @@ def mix(tmp_path: Path) -> Path:
     """A set of 12 rows whose pieces are whole rows."""
     import pyarrow as pa
 
-    from gristmill.dataprep.files import read_json, write_json
+    from gristmill.core.files import read_json, write_json
     from gristmill.tokenize.packed_files import PIECES_SCHEMA
     from gristmill.tokenize.packed_writing import write_rows
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.object_stores import VARIABLE
+from gristmill.core import lease as leases
+from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.lease import LeaseLostError, acquire
+from gristmill.core.object_stores import VARIABLE
+from gristmill.core.store import Store
 from gristmill.flows.running.run import Runner
-from gristmill.flows.store import lease as leases
-from gristmill.flows.store.lease import LeaseLostError, acquire
-from gristmill.flows.store.store import Store
 from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.asking.answer_store import forget_answers
-from gristmill.dataprep.asking.lineage import LINEAGE, descendants
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
+from gristmill.dataprep.llm.answer_store import forget_answers
+from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import committed_corpus, committed_inputs
 from gristmill.flows.report.page import render_report
@@ -271,11 +271,11 @@ def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(manifest: Path
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in Path("dataprep/asking/templates").glob("*.j2")))
+@pytest.mark.parametrize("name", sorted(path.name for path in Path("dataprep/llm/templates").glob("*.j2")))
 def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) -> None:
-    from gristmill.dataprep.asking import generated_documents, judge, judge_pairs
-    from gristmill.dataprep.asking.prompt_templates import shipped
-    from gristmill.dataprep.examples import drafts, new_prompts
+    from gristmill.dataprep.examples import example_candidates, new_prompts
+    from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
+    from gristmill.dataprep.llm.prompt_templates import shipped
     from gristmill.mixtures import evaluation
 
     known = {
@@ -283,9 +283,9 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
         "judge": judge.GIVEN,
         "compare": judge_pairs.GIVEN,
         "safety": evaluation.GIVEN,
-        "critique": drafts.CRITIQUE,
-        "revision": drafts.REVISION,
-        "score": drafts.SCORING,
+        "critique": example_candidates.CRITIQUE,
+        "revision": example_candidates.REVISION,
+        "score": example_candidates.SCORING,
         "new": new_prompts.GIVEN,
     }[name.removesuffix(".j2").partition("-")[0]]
     template = shipped(name.removesuffix(".j2"))

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gristmill.dataprep.files import write_json
-from gristmill.flows.store.lease import identity
-from gristmill.flows.store.runs import remove_half_written
-from gristmill.flows.store.store import Store
+from gristmill.core.files import write_json
+from gristmill.core.lease import identity
+from gristmill.core.store import Store
+from gristmill.flows.running.run_records import remove_half_written
 
 
 def test_half_written_records_of_killed_runs_are_removed(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.lease import acquire
 from gristmill.flows.questions.status import find_damage, repair_damage, stage_states
 from gristmill.flows.running.run import Runner
+from gristmill.flows.running.run_records import collect
 from gristmill.flows.running.session import Session
-from gristmill.flows.store.lease import acquire
-from gristmill.flows.store.runs import collect
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
-from gristmill.flows.store.store import Store
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gristmill.flows.running.run import Observer
 from gristmill.flows.sweeps import ladder
 from gristmill.flows.sweeps.ladder import Rung
 from gristmill.flows.sweeps.scaling_law import ScalingLaw, described, fit_scaling_law, jackknife, left_out
-from gristmill.mixtures.scaling.dial import model_of
+from gristmill.mixtures.scaling.size_rules import model_of
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
 """Hoffmann et al. 2022, equation 10."""

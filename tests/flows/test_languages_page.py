@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from tests.flows.doc_pages import BLOCK, run_command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"

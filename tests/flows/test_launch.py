@@ -38,7 +38,7 @@ def start(
 
     monkeypatch.setattr(launch, "choose_tracking", lambda: (is_shown, "where it is shown"))
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
-    monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
+    monkeypatch.setattr("gristmill.flows.orchestration.flow_liveness.mark_crashed_quietly", lambda: None)
     node = SimpleNamespace(settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ()))
     session: Any = SimpleNamespace(
         overrides=[],

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import create_exclusively, read_json, write_json
-from gristmill.flows.store import lease as leases
-from gristmill.flows.store.lease import Lease, LeaseLostError, acquire, identity, is_alive, is_gone, running_owner
+from gristmill.core import lease as leases
+from gristmill.core.files import create_exclusively, read_json, write_json
+from gristmill.core.lease import Lease, LeaseLostError, acquire, identity, is_alive, is_gone, running_owner
 
 
 def take(folder: Path) -> Lease:
@@ -97,7 +97,7 @@ def test_a_lease_names_its_process_group(tmp_path: Path) -> None:
 OWNER = """
 import sys
 from pathlib import Path
-from gristmill.flows.store.lease import acquire
+from gristmill.core.lease import acquire
 lease = acquire(Path(sys.argv[1]), print, lambda: True)
 print(lease.number, flush=True)
 sys.stdin.read()

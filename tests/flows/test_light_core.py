@@ -20,8 +20,8 @@ import gristmill as gristmill_package
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import check_cluster
 from gristmill.dataprep.reading import sources
-from gristmill.flows.running import extras
-from gristmill.flows.running.extras import EXTRA_OF, check_libraries
+from gristmill.flows.running import missing_libraries
+from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
 from tests.test_architecture import LAYERS, ROOT
@@ -161,7 +161,7 @@ def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
     places = [
         path
-        for folder in ("mixtures", "dataprep", "tokenize", "train", "flows", "docs")
+        for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "docs")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md", ".yaml")
     ]
@@ -232,7 +232,7 @@ def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
 
 def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """What a run of the demo with some settings says, where only some of what extras bring is installed."""
-    monkeypatch.setattr(extras, "is_installed", lambda library: library in present)
+    monkeypatch.setattr(missing_libraries, "is_installed", lambda library: library in present)
     session = open_session("demo", settings, str(tmp_path / "store"))
     with pytest.raises(gristmill_package.MissingLibraryError) as raised:
         check_libraries(session, list(session.plan))

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.documents import read_table
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.reading.jsonl import json_lines
 from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at

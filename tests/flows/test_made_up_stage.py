@@ -18,7 +18,7 @@ from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.page import render_report
-from gristmill.flows.report.run_data import gather_facts
+from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import registry
@@ -31,11 +31,11 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.counts import balance
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import annotate, kept_rows, read_documents, write_table
-from gristmill.dataprep.jobs.engine import Done, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import Done, run_tasks, shard_tasks
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.section import Fraction, Judging
+from gristmill.mixtures.base import Fraction, Judging
 
 
 class Shouting(Judging):

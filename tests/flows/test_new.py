@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from typer.testing import CliRunner, Result
 
-from gristmill.dataprep.judges.fasttext.fasttext_models import MODEL_VARIABLE
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
 from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
@@ -26,7 +26,7 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.sources import Paragraphs
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import configured_names
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20

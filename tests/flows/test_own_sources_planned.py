@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.tokenizer import OwnFormatter
-from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages import export
 

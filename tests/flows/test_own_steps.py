@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.dataprep.replay import NotReplayableError
+from gristmill.dataprep.whatif_thresholds import NotReplayableError
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import compare_runs, find_run
 from gristmill.flows.questions.explain import history, print_history

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.corpus_dataset import CorpusDataset
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import open_session
@@ -27,7 +27,7 @@ TEXTS = [
 ]
 KEPT = {
     "steps.py": [1, 2],
-    "shape.py": [0, 2],
+    "model_config.py": [0, 2],
     "recipes.py": [0],
     "batches.py": [1, 2],
     "tidy.py": [0, 1, 2],
@@ -37,7 +37,7 @@ KEPT = {
 
 def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
     assert len(re.findall(r"^```", GUIDE.read_text(), re.MULTILINE)) == 4 * len(EXAMPLES)
-    assert EXAMPLES.keys() == {*KEPT, "answers.py"}
+    assert EXAMPLES.keys() == {*KEPT, "result_objects.py"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -77,12 +77,12 @@ def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.
 
 
 def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path) -> None:
-    from gristmill.dataprep.expressions import names_of
+    from gristmill.dataprep.where_sql import names_of
     from gristmill.flows.stages.registry import measured_by
     from gristmill.mixtures.load import parse_manifest
 
-    source, manifest = EXAMPLES["shape.py"]
-    (tmp_path / "shape.py").write_text(source)
+    source, manifest = EXAMPLES["model_config.py"]
+    (tmp_path / "model_config.py").write_text(source)
     whole = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
     steps = parse_manifest(yaml.safe_dump(whole), str(tmp_path / "guide.yaml")).steps
     named = names_of({name: measured_by(step) for name, step in steps.items()})

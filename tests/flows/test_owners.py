@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import owners
-from gristmill.flows.store.lease import identity
+from gristmill.core.lease import identity
+from gristmill.flows.orchestration import flow_liveness
 
 
 @dataclass
@@ -114,7 +114,7 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
     server.add("elsewhere", Running(), {**gone, "host": "another", "boot": "another"})
     server.add("not ours", Running(), None)
     server.add("over", Completed(), gone)
-    assert owners.mark_crashed() == ["gone", "gone while cancelled"]
+    assert flow_liveness.mark_crashed() == ["gone", "gone while cancelled"]
     assert states(server) == {
         "gone": "Crashed",
         "gone while cancelled": "Cancelled",
@@ -132,7 +132,7 @@ def test_a_runner_marks_those_that_it_started_and_no_others(server: Server, gone
 
     server.add("mine", Running(), gone, runner=7)
     server.add("another's", Running(), gone, runner=8)
-    assert owners.mark_crashed(7) == ["mine"]
+    assert flow_liveness.mark_crashed(7) == ["mine"]
     assert states(server) == {"mine": "Crashed", "another's": "Running"}
 
 
@@ -142,7 +142,7 @@ def test_tasks_that_a_crashed_run_left_running_are_marked_too(server: Server, go
     for task in (Running(), Completed()):
         server.add("crashed", Crashed(), gone, task=task)
     server.add("elsewhere", Crashed(), {**gone, "host": "another"}, task=Running())
-    assert owners.mark_crashed() == []
+    assert flow_liveness.mark_crashed() == []
     assert [task.state.name for task in server.tasks] == ["Crashed", "Completed", "Running"]
 
 
@@ -157,7 +157,7 @@ def test_tasks_that_ended_with_their_cancelled_run_are_shown_as_cancelled_too(
     server.add("crashed", Crashed(), gone, task=Crashed())
     server.add("elsewhere", Cancelled(), {**gone, "host": "another"}, task=Crashed())
 
-    assert owners.mark_crashed() == []
+    assert flow_liveness.mark_crashed() == []
 
     assert [task.state.name for task in server.tasks] == ["Cancelled", "Completed", "Crashed", "Crashed", "Crashed"]
 
@@ -167,24 +167,24 @@ def test_runs_beyond_the_first_page_are_found(
 ) -> None:
     from prefect.states import Running
 
-    monkeypatch.setattr(owners, "MOST_RUNS", 2)
+    monkeypatch.setattr(flow_liveness, "MOST_RUNS", 2)
     for number in range(5):
         server.add(f"run {number}", Running(), gone)
-    assert owners.mark_crashed() == [f"run {number}" for number in range(5)]
+    assert flow_liveness.mark_crashed() == [f"run {number}" for number in range(5)]
 
 
 def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.silent = True
-    owners.mark_crashed_quietly()
-    owners.end_runs_of(1, seconds=0)
-    owners.cancelled_runs.add(uuid.uuid4())
-    owners.show_cancelled()
+    flow_liveness.mark_crashed_quietly()
+    flow_liveness.end_runs_of(1, seconds=0)
+    flow_liveness.cancelled_runs.add(uuid.uuid4())
+    flow_liveness.show_cancelled()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "runs whose process is gone could not be looked for",
         "the runs of this runner could not be looked for",
         "Prefect does not know that this run was cancelled",
     ]
-    assert owners.cancelled_runs == set()
+    assert flow_liveness.cancelled_runs == set()
 
 
 def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(server: Server) -> None:
@@ -193,7 +193,7 @@ def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     server.add("mine", Running(), identity(child.pid), runner=7)
     server.add("another's", Running(), identity(os.getpid()), runner=8)
-    owners.end_runs_of(7, seconds=20)
+    flow_liveness.end_runs_of(7, seconds=20)
     assert child.wait() == -signal.SIGTERM
     assert states(server) == {"mine": "Crashed", "another's": "Running"}
 
@@ -207,9 +207,9 @@ def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     run = server.add("current", Running(), None)
     monkeypatch.setattr(flow_run, "id", run.id, raising=False)
     monkeypatch.setattr(deployment, "id", None, raising=False)
-    monkeypatch.setattr(owners, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flow_liveness, "LOOK_SECONDS", 0.01)
     yield run
-    owners.cancelled_runs.clear()
+    flow_liveness.cancelled_runs.clear()
 
 
 def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(server: Server, current: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(s
     asked = threading.Event()
     previous = signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        with owners.owned_run():
+        with flow_liveness.owned_run():
             assert current.labels["gristmill.pid"] == os.getpid()
             assert current.labels["gristmill.runner"] == 0
             current.state = Cancelling()
@@ -227,12 +227,12 @@ def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(s
         signal.signal(signal.SIGTERM, previous)
     # Prefect takes a flow that SIGTERM ended for a crashed one.
     current.state = Crashed()
-    owners.show_cancelled()
+    flow_liveness.show_cancelled()
     assert current.state.name == "Cancelled"
 
 
 def test_a_run_that_is_not_cancelled_ends_by_itself_and_keeps_its_state(current: Any) -> None:
-    with owners.owned_run():
+    with flow_liveness.owned_run():
         pass
-    owners.show_cancelled()
+    flow_liveness.show_cancelled()
     assert current.state.name == "Running"

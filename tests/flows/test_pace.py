@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.flows.orchestration.pace import LineBudget, Pace, clock
+from gristmill.flows.orchestration.progress_text import LineBudget, Pace, clock
 from gristmill.flows.orchestration.reporting import artifact_key
 
 

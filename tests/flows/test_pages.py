@@ -142,7 +142,7 @@ def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
     assert len(quoted) > 15
     texts = [
         text
-        for folder in ("mixtures", "dataprep", "tokenize", "train", "flows")
+        for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows")
         for path in (ROOT / folder).rglob("*.py")
         for text in said_by(path)
     ]

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.files import as_path, read_json
-from gristmill.flows.store.lease import FENCED
+from gristmill.core.files import as_path, read_json
+from gristmill.core.lease import FENCED
 from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 
 DRIVER = """
 import sys
-from gristmill.flows.store import lease
+from gristmill.core import lease
 lease.STALE_SECONDS, lease.BEAT_SECONDS, lease.WAIT_SECONDS = 3.0, 0.5, 0.1
 host = sys.argv.pop(1)
 lease._pid_namespace = lambda: host

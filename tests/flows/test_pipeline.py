@@ -22,11 +22,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.chaos import undisturbed as undisturbed_run
+from gristmill.core.store import StageFolder
 from gristmill.flows.cli.main import app
 from gristmill.flows.questions.training_reads import reading_of
-from gristmill.flows.report.parts import tables_script
+from gristmill.flows.report.page_elements import tables_script
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.store.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
 
 _spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from gristmill.dataprep.examples.kept_examples import survivors
-from gristmill.dataprep.replay import NotReplayableError
+from gristmill.dataprep.whatif_thresholds import NotReplayableError
 from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
-from gristmill.flows.report.run_data import gather_facts
+from gristmill.flows.report.finetuning import preferences, preparation, prepared_rows
+from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.report.summary import print_examples
-from gristmill.flows.report.tuning import preferences, preparation, prepared_rows
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
 from gristmill.flows.questions.spike_documents import with_origins
 from gristmill.flows.questions.trace import compare_readings
 from gristmill.flows.questions.training_reads import Reading, TraceError, answers_of_step
-from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train.loop.row_plan import RowPlan, extend_digest, plan_of
-from gristmill.train.reinforcement.kept_answers import gather_batches, keep_batch
+from gristmill.tokenize.row_provenance import describe_documents
+from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
 from gristmill.train.reinforcement.prompts import prompt_plan_of
+from gristmill.train.reinforcement.rollout_tables import gather_batches, keep_batch
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(40 * 8).reshape(40, 8)

@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gristmill
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
 from gristmill.flows.cli.main import app
 from gristmill.flows.python import notebook
 from gristmill.flows.running import launch

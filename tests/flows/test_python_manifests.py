@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import gristmill
 from gristmill import Manifest, ManifestError
-from gristmill.flows.python.made_manifest import file_to_run, overrides_of
-from gristmill.flows.store.store import Store
+from gristmill.core.store import Store
+from gristmill.flows.python.manifest_builder import file_to_run, overrides_of
 from gristmill.mixtures.load import load_manifest
 from tests.test_architecture import ROOT
 

@@ -18,12 +18,12 @@ from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
 from gristmill.flows.rating.ratings import rating_files
 from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.generation.sampling import Sampling
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn, save_model
 
 ROWS = {"pretrain": "documents", "sft": "conversations", "dpo": "preferences"}

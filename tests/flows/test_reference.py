@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from gristmill.flows.authoring.manifest_reference import INDEX, anchor_of, pages, write_pages
+from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import docstrings
 from gristmill.mixtures.steps.rules import GopherQuality
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"

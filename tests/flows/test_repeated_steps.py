@@ -13,7 +13,7 @@ from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, replay, thresholds
 from gristmill.flows.report.page import render_report
-from gristmill.flows.report.run_data import gather_facts
+from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError

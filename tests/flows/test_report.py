@@ -22,6 +22,7 @@ from rich.console import Console
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.questions.find_documents import documents_of
+from gristmill.flows.report.column_glossary import MEANINGS
 from gristmill.flows.report.document_sections import (
     cuts,
     document_sections,
@@ -31,10 +32,9 @@ from gristmill.flows.report.document_sections import (
 )
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.markdown import markdown_page
-from gristmill.flows.report.meanings import MEANINGS
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.page import costs, stage_sections
-from gristmill.flows.report.parts import (
+from gristmill.flows.report.page_elements import (
     DARK,
     LIGHT,
     Details,
@@ -53,7 +53,7 @@ from gristmill.flows.report.parts import (
     templates,
 )
 from gristmill.flows.report.pictures import curves, cut_histogram, histogram, place_on_bins, stacked_bars, steps
-from gristmill.flows.report.run_data import duplicates_found, eaten_sources, with_tokens
+from gristmill.flows.report.report_facts import duplicates_found, eaten_sources, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES

@@ -10,17 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.flows.questions.shown_documents import (
+from gristmill.flows.questions.document_samples import (
     DROPPED_SHOWN,
     KEPT_SHOWN,
     MOST_GROUPS,
     SHOWN_CHARACTERS,
     shown_documents,
 )
+from gristmill.flows.report.column_glossary import MEANINGS
 from gristmill.flows.report.document_sections import folded, whole_documents
 from gristmill.flows.report.markdown import markdown_page
-from gristmill.flows.report.meanings import MEANINGS
-from gristmill.flows.report.parts import Details, Note, Section, Table, definitions
+from gristmill.flows.report.page_elements import Details, Note, Section, Table, definitions
 from tests.flows.rendered import html_of
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
@@ -163,7 +163,7 @@ def test_every_column_of_numbers_says_what_they_are() -> None:
         tree = ast.parse(path.read_text())
         constants |= (
             {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-            if path.name != "meanings.py"
+            if path.name != "column_glossary.py"
             else set()
         )
         for node in ast.walk(tree):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.flows.report import ahead, page, parts, pictures, run_data
-from gristmill.flows.store.runs import RunRecord
-from gristmill.flows.store.store import StageFolder
+from gristmill.core.store import StageFolder
+from gristmill.flows.report import page, page_elements, pictures, prerender, report_facts
+from gristmill.flows.running.run_records import RunRecord
 
 
 class Project:
@@ -33,7 +33,7 @@ class Project:
 
     def render(self, session: Any, record: dict[str, Any]) -> str:
         self.rendered.append(record["name"])
-        return parts.page("a", [], note=page.run_note(record))
+        return page_elements.page("a", [], note=page.run_note(record))
 
     def report(self, name: str, started: float, seed: int = 1) -> str:
         folder = self.folder / "runs" / name
@@ -69,13 +69,13 @@ def test_what_is_shown_is_gathered_again_for_new_commits_alone(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered: list[bool] = []
-    monkeypatch.setattr(run_data, "_gather", lambda session, folders, whole: (gathered.append(whole), {"a": 1})[1])
+    monkeypatch.setattr(report_facts, "_gather", lambda session, folders, whole: (gathered.append(whole), {"a": 1})[1])
     for whole in (True, True, False):
-        assert run_data.gather_facts(project.session, whole) == {"a": 1}
+        assert report_facts.gather_facts(project.session, whole) == {"a": 1}
     assert gathered == [True]
     project.commit("2")
     for whole in (False, True):
-        run_data.gather_facts(project.session, whole)
+        report_facts.gather_facts(project.session, whole)
     assert gathered == [True, False, True]
 
 
@@ -83,16 +83,18 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(run_data, "describe_cuts", lambda *arguments: (looked.append(1), [{"rule": len(looked)}])[1])
-    monkeypatch.setattr(run_data, "shown_documents", lambda *arguments: [])
-    monkeypatch.setattr(run_data, "committed_inputs", lambda session, plan: {})
+    monkeypatch.setattr(
+        report_facts, "describe_cuts", lambda *arguments: (looked.append(1), [{"rule": len(looked)}])[1]
+    )
+    monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
+    monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
     session: Any = SimpleNamespace(manifest=SimpleNamespace(steps={"filter": None}), plan={})
 
     def found(**commits: str) -> Any:
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        return run_data._looked_at(session, {name: StageFolder(tmp_path / name) for name in commits}, {})["cuts"]
+        return report_facts._looked_at(session, {name: StageFolder(tmp_path / name) for name in commits}, {})["cuts"]
 
     assert found(ingest="1", filter="1") == [{"rule": 1}]
     assert found(ingest="1", filter="1", mix="1") == [{"rule": 1}]
@@ -125,7 +127,7 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: py
         plan={name: SimpleNamespace(stage=SimpleNamespace(judges=judges)) for name, judges in kinds.items()},
         committed=lambda name: object() if name == "ingest" else None,
     )
-    made = ahead.drawing_ahead(session)
+    made = prerender.drawing_ahead(session)
     made("ingest")
     made("filter")
     assert begun == []

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.flows.report.training import loss_rows, training_section
-from gristmill.flows.report.tuning import (
+from gristmill.flows.report.finetuning import (
     answers_of,
     distillation,
     masks,
@@ -17,6 +16,7 @@ from gristmill.flows.report.tuning import (
     rounding,
     unlearned,
 )
+from gristmill.flows.report.training import loss_rows, training_section
 from gristmill.train.evaluation.intervals import share_with_interval
 from tests.flows.rendered import text_of
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import reporting, stage_windows
+from gristmill.core.store import StageFolder
+from gristmill.flows.orchestration import prefect_progress, reporting
 from gristmill.flows.orchestration.reporting import PrefectObserver
-from gristmill.flows.store.store import StageFolder
 
 
 def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
@@ -21,7 +21,7 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
     monkeypatch.setattr(PrefectObserver, "_send", lambda self, stage, action: action())
     monkeypatch.setattr(PrefectObserver, "show_progress", lambda self, *of: None)
     monkeypatch.setattr(PrefectObserver, "show_line", lambda self, *of: None)
-    monkeypatch.setattr(stage_windows, "CARD_SECONDS", 0.0)
+    monkeypatch.setattr(prefect_progress, "CARD_SECONDS", 0.0)
     folder = StageFolder(tmp_path)
     folder.work.mkdir()
     lines = [{"step": step, "loss": 9.0 - step} for step in (1, 2, 3)] + [{"step": 3, "validation_loss": 6.5}]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import routing
-from gristmill.flows.orchestration.routing import run_elsewhere
+from gristmill.flows.orchestration import remote_stages
+from gristmill.flows.orchestration.remote_stages import run_elsewhere
 from gristmill.flows.running.run import StageFailedError
 
 SESSION: Any = SimpleNamespace(manifest_file="a.yaml", overrides=["pretrain.steps=5"], store_option=None)
@@ -50,7 +50,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
         server = Server(*states)
         monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
         monkeypatch.setattr("prefect.deployments.run_deployment", server.run_deployment)
-        monkeypatch.setattr(routing, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(remote_stages, "POLL_SECONDS", 0.0)
         return server
 
     return make

@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core import store
+from gristmill.core.files import read_json, write_json
+from gristmill.core.lease import LeaseLostError
+from gristmill.core.store import StageFolder, Store
 from gristmill.flows.running.process import TURN_SECONDS, StageProcess
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.terminal import TerminalObserver
-from gristmill.flows.store import store
-from gristmill.flows.store.lease import LeaseLostError
-from gristmill.flows.store.store import StageFolder, Store
 
 Make = Callable[..., Runner]
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gristmill.dataprep.files import read_json
-from gristmill.dataprep.secrets import mask_secrets
+from gristmill.core.files import read_json
+from gristmill.core.secrets import mask_secrets
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.report.report_links import metrics_link, serve_reports
 from gristmill.flows.running import launch
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.observers import JsonLines, JsonObserver, Observers
 from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
-from gristmill.flows.store.runs import RunRecord
 from gristmill.mixtures.manifest import Engine, Manifest
 from gristmill.mixtures.sources import Source
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Reading, Record
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.flows.cli import main as cli
 from gristmill.flows.orchestration import serving
 from gristmill.flows.running.run import Runner, StageFailedError
-from gristmill.flows.store.runs import RunRecord
+from gristmill.flows.running.run_records import RunRecord
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 
@@ -111,7 +111,7 @@ def test_the_address_of_a_store_is_told_of_without_its_keys(tmp_path: Path, monk
     def refuse(location: str) -> None:
         raise ValueError(f"Invalid bucket name {location[5:30]!r}")
 
-    monkeypatch.setattr("gristmill.flows.store.store.Store.at", refuse)
+    monkeypatch.setattr("gristmill.core.store.Store.at", refuse)
     for command in (["status", str(tmp_path / "a.yaml")], ["runs"]):
         result = CliRunner().invoke(cli.app, [*command, "--store", BUCKET])
         assert result.exit_code == 2

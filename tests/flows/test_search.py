@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import gristmill
-from gristmill.dataprep.meaning import nearest as nearest_module
-from gristmill.dataprep.models.embeddings import load_embedder
-from gristmill.dataprep.words.by_words import WordHit
+from gristmill.dataprep.encoders.embeddings import load_embedder
+from gristmill.dataprep.semantic import vector_search as nearest_module
+from gristmill.dataprep.words.bm25_scan import WordHit
 from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.browse.data_server import make_app
@@ -25,7 +25,7 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, print_hits, search
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.reading_model import ReadingModel
+from gristmill.mixtures.encoder_settings import ReadingModel
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 MANIFEST = """

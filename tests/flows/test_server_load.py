@@ -19,14 +19,14 @@ from gristmill.flows.models.limits import Limits
 from gristmill.flows.models.protocol import choice_seed
 from gristmill.flows.models.server import make_app
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.generation.language_model import LanguageModel, open_language_model
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, complete
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn, save_model
 from tests.servers import serving
 

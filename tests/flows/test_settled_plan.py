@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.flows.questions.training_reads import settled_plan
-from gristmill.train.loop.row_plan import RowPlan
+from gristmill.train.loop.batch_plan import RowPlan
 
 
 def test_what_a_training_read_follows_its_rollbacks_while_it_runs_and_when_it_is_committed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.network import CREDENTIALS
-from gristmill.dataprep.object_stores import VARIABLE
+from gristmill.core.object_stores import VARIABLE
 from tests.hosts import Host, store_beside, two_hosts
 from tests.servers import wait_for
 
@@ -145,7 +145,7 @@ def test_a_host_that_is_cut_off_is_named_in_time_and_the_other_resumes_alone_wit
 
 COPY = """
 import sys
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 store = as_path("s3://shared/store")
 getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == "put" else [store.path, sys.argv[2]]),
                                recursive=True)

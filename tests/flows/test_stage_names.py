@@ -35,19 +35,19 @@ WORDS = frozenset(
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""
 ALLOWED = {
-    "mixtures/contradictions.py": "sections that need one another: what a manifest lacks is said of its keys",
+    "mixtures/cross_checks.py": "sections that need one another: what a manifest lacks is said of its keys",
     "mixtures/other_names.py": "sections of the manifest that have a key",
     "train/parallel/compiling.py": "rows of one shape are those of next-token pre-training",
     "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
-    "mixtures/steps/made_examples.py": "sections of the manifest that read sets of examples",
+    "mixtures/steps/examples.py": "sections of the manifest that read sets of examples",
     "mixtures/reinforcement.py": "values of the key rl.start_from",
     "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and rl, the last one first",
     "train/stages/teacher.py": "a value of the key sft.distill.teacher",
     "train/stages/evaluate.py": "accuracy on pairs is measured of the model that learned from them alone",
     "train/data/row_stream.py": "values of the argument `stage` of gristmill.stream, and whose settings they have",
-    "tokenize/importing/corpora.py": "gives imported tokens to mix under the names of its inputs",
-    "dataprep/asking/generated_documents.py": "steps that choose among parents, and where their functions are",
-    "dataprep/examples/prepare.py": "steps that judge examples too, and where their functions are",
+    "tokenize/importing/token_sources.py": "gives imported tokens to mix under the names of its inputs",
+    "dataprep/llm/generated_documents.py": "steps that choose among parents, and where their functions are",
+    "dataprep/examples/prepare_examples.py": "steps that judge examples too, and where their functions are",
     "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
     "flows/authoring/try_function.py": "what a function may be for, called after the steps that have one",
     "flows/cli/command_groups.py": "commands, some of which are called like the stage that does the same in a run",
@@ -56,12 +56,12 @@ ALLOWED = {
     "flows/planning/cluster_costs.py": "what was counted of each stage's requests, in a table",
     "flows/report/asked_sections.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/document_sections.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/effects.py": "each line of its table is about one training, whose summary it reads",
+    "flows/report/before_after.py": "each line of its table is about one training, whose summary it reads",
     "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/summary.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/training.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/tuning.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/finetuning.py": "each section of the page is about one stage, whose summary it reads",
     "flows/orchestration/cards.py": "the pictures of the page's sections, in the browser's card",
 }
 """Files that may name stages, and why."""
@@ -113,7 +113,7 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
     found = {
         name
-        for name, tree in files("mixtures", "dataprep", "tokenize", "train", "flows")
+        for name, tree in files("mixtures", "core", "dataprep", "tokenize", "train", "flows")
         if [*lists_of_stages(tree), *questions_of_stages(tree)]
     }
     assert found - ALLOWED.keys() == set()
@@ -125,7 +125,7 @@ def test_whatever_is_about_all_stages_names_none() -> None:
 
 
 def test_every_exception_is_needed() -> None:
-    trees = dict(files("mixtures", "dataprep", "tokenize", "train", "flows"))
+    trees = dict(files("mixtures", "core", "dataprep", "tokenize", "train", "flows"))
     named = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
     assert ALLOWED.keys() - named == set()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.flows.running import stage_server
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError, Server
 from gristmill.flows.running.run import Runner, StageFailedError
@@ -164,7 +164,7 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(m
     with stage_server.stage_server(plan, list(plan), Engine()):
         assert wanted == [
             "gristmill.dataprep.filtering.filter",
-            "gristmill.dataprep.words.spacy_ready",
+            "gristmill.dataprep.words.spacy_preload",
             *stage_server.LATER,
             "gristmill.dataprep.duplicates.dedup",
             "datasketch",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.files import TEMPORARY_MARK, atomic_write, create_exclusively
-from gristmill.flows.store.store import CorruptError, StageFolder, Store
+from gristmill.core.files import TEMPORARY_MARK, atomic_write, create_exclusively
+from gristmill.core.store import CorruptError, StageFolder, Store
 
 
 def committed(folder: StageFolder) -> StageFolder:

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.chaos.network import CREDENTIALS, object_store
 from benchmarks.engines.recipe import MANIFEST, write_corpus
-from gristmill.dataprep.files import sha256_file
-from gristmill.dataprep.jobs.distributions import MissingEngineError
+from gristmill.core.files import sha256_file
+from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from tests.dataprep.small_models import write_word_vectors
 from tests.strangers import BUCKET, CLUSTERS, machines
 
@@ -63,7 +63,7 @@ MODEL = "  - annotate: {model: {path: ./model, like: {prose: w1 w2}}}\n"
 """By a model whose folder the driver alone has."""
 DRIVER = """
 import sys
-from gristmill.flows.store import lease
+from gristmill.core import lease
 lease.STALE_SECONDS, lease.BEAT_SECONDS, lease.WAIT_SECONDS = 3.0, 0.5, 0.1
 host = sys.argv.pop(1)
 lease._pid_namespace = lambda: host

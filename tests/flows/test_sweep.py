@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gristmill.flows.store.store import StageFolder, Store
+from gristmill.core.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep, task_errors, trained_alike
 from gristmill.flows.sweeps.results import analyse, fit, least_within_hull

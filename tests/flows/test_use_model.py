@@ -24,26 +24,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.prompting import prompt
-from gristmill.dataprep.asking.served_folder import API_KEY_VARIABLE
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
+from gristmill.dataprep.llm.prompting import prompt
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model, name_of
 from gristmill.flows.models.referees import REFEREES
+from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.steps.asked_model import AskedModel
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.generation.language_model import open_language_model
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import exported_tensors

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
+from gristmill.core.lease import identity
+from gristmill.core.progress import ProgressFile, describe_progress, read_progress, seconds_left
 from gristmill.flows.questions.status import (
     NoLogError,
     describe_running,
@@ -23,10 +25,8 @@ from gristmill.flows.questions.status import (
     stage_states,
 )
 from gristmill.flows.running.launch import why_the_store_failed
-from gristmill.flows.running.progress import ProgressFile, describe_progress, read_progress, seconds_left
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session
-from gristmill.flows.store.lease import identity
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -101,8 +101,8 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, m
         tried.append(path)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gristmill.flows.running.progress.write_json", full)
-    monkeypatch.setattr("gristmill.flows.running.progress.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("gristmill.core.progress.write_json", full)
+    monkeypatch.setattr("gristmill.core.progress.WRITE_SECONDS", 0.0)
     progress = ProgressFile(tmp_path, 1)
     progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
     assert len(tried) == 1

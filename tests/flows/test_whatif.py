@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.replay import rules_of
+from gristmill.dataprep.whatif_thresholds import rules_of
 from gristmill.flows.questions.whatif import MOST_IDLE, Comparison, print_thresholds, replay, thresholds
 from gristmill.mixtures.steps.filter import Filter
 

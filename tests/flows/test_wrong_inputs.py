@@ -362,5 +362,5 @@ def test_a_store_that_cannot_be_asked_is_no_traceback(project, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "/locked")
 
-    monkeypatch.setattr("gristmill.flows.store.runs.collect", refuse)
+    monkeypatch.setattr("gristmill.flows.running.run_records.collect", refuse)
     assert_refused("gc", "/locked: permission denied; correct the path, its permissions", project)

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from gristmill.flows.planning.dialled import derived_keys, in_a_sentence
+from gristmill.flows.planning.derived_settings import derived_keys, in_a_sentence
 from gristmill.flows.stages.pretrain import configure
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.model import Model, Moe
-from gristmill.mixtures.scaling.dial import depth_of
+from gristmill.mixtures.scaling.size_rules import depth_of
 from gristmill.mixtures.training import Pretrain
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 
 MANIFEST = """
 name: small

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.filtering.filter import judge
-from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.words.language_words import language_words
 from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import GgufKind
 from gristmill.mixtures.model import Model, Moe, RopeScaling
 from gristmill.tokenize.encoding.chat_templates import PROBE
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.ollama import go_template
-from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import run
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
 from gristmill.train.evaluation.answering import answer_task, open_reader
 from gristmill.train.evaluation.tasks import read_task
-from gristmill.train.models.families import hf_config
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.stages.export import exported_tensors
@@ -56,16 +56,16 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A little model with a little tokenizer, as the stage `export` writes them."""
-    from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("exported")
     texts = [one["text"] for one in TEXTS] + [one["q"] for one in CHOICES]
     write_tokenizer(train(TokenizerSample({"all": texts}, {}), 300), folder)
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH)
     tensor_of = drawn(shape, 3)
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.decoder import Llama
 
     with torch.device("meta"):
         names = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}

@@ -11,7 +11,7 @@ import torch
 from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import adapt, adapted_tensors, merged
 from gristmill.train.adapters.peft_files import save_adapter
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.

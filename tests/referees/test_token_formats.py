@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.exporting import exported_files, exported_rows
 from gristmill.tokenize.exporting.exported_files import FORMATS, ExportError, export_tokens
 from gristmill.tokenize.exporting.formats import columns

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gristmill.mixtures.model import Model
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.reward_model import (
     RewardModel,
     load_reward_model,
@@ -17,7 +18,6 @@ from gristmill.train.models.reward_model import (
     scores,
     with_new_score,
 )
-from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.reward_pairs import reward_loss
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.tokenize.encoding.chat_formatters import Formatter
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat, ChatError, decoded_mask, prepare_conversations
 from gristmill.train.data.pairs import prepare_pairs
 

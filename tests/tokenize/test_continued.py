@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.mixtures.mix import Continues
-from gristmill.tokenize.mixing.continued import Before, before_of, digest_of_sums
-from gristmill.tokenize.mixing.place_pieces import Shards
+from gristmill.tokenize.mixing.continue_mixture import Before, before_of, digest_of_sums
 from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.mixing.row_layout import Shards
 from gristmill.tokenize.order import Order, rank, rows_before, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
 from tests.tokenize.test_mix import LENGTH, all_documents, prepare

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from gristmill.dataprep.processes import resident_bytes
+from gristmill.core.processes import resident_bytes
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding import fast_encode
 from gristmill.tokenize.encoding.fast_encode import (

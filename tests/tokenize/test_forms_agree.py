@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.jobs import shuffled
+from gristmill.dataprep.jobs import shuffle
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
-from gristmill.dataprep.reading import ingest, repeats
+from gristmill.dataprep.reading import duplicate_records, ingest
 from gristmill.tokenize import text_index
-from gristmill.tokenize.encoding import encode, sample, tokenizer
+from gristmill.tokenize.encoding import encode, tokenizer, vocabulary_sample
 from gristmill.tokenize.mixing import mix, streams
 
 pytestmark = pytest.mark.slow
@@ -113,9 +113,9 @@ def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
     if small:
         for module, name, value in (
             (streams, "PARTITION_BYTES", 500),
-            (sample, "PARTITION_BYTES", 500),
-            (repeats, "SORTED_BYTES", 500),
-            (shuffled, "BATCH_BYTES", 200),
+            (vocabulary_sample, "PARTITION_BYTES", 500),
+            (duplicate_records, "SORTED_BYTES", 500),
+            (shuffle, "BATCH_BYTES", 200),
         ):
             monkeypatch.setattr(module, name, value)
     write_corpus(tmp_path / "corpus", kind)
@@ -164,7 +164,7 @@ def test_stages_that_are_interrupted_again_and_again_end_with_the_same_bytes(
     write_corpus(tmp_path / "corpus", "of all kinds")
     expected = run_all(tmp_path / "corpus", tmp_path / "expected", workers=1)
     name = {"files": "write_batches", "engine": "_write_arrived"}[form]
-    original, written = getattr(shuffled, name), list[Path]()
+    original, written = getattr(shuffle, name), list[Path]()
 
     def interrupt(path: Path, *rows: Any) -> Any:
         written.append(path)
@@ -172,7 +172,7 @@ def test_stages_that_are_interrupted_again_and_again_end_with_the_same_bytes(
             raise InterruptedError("for the test")
         return original(path, *rows)
 
-    monkeypatch.setattr(shuffled, name, interrupt)
+    monkeypatch.setattr(shuffle, name, interrupt)
     assert run_all(tmp_path / "corpus", tmp_path / "interrupted", **(ENGINE if form == "engine" else {})) == expected
     whole = [path for number, path in enumerate(written, start=1) if number % 7]
     assert len(whole) == len(set(whole))  # nothing was written again

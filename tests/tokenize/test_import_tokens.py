@@ -23,8 +23,8 @@ from gristmill.tokenize.exporting.exported_files import export_tokens
 from gristmill.tokenize.importing import import_tokens
 from gristmill.tokenize.importing.foreign_formats import TokenFileError
 from gristmill.tokenize.importing.token_files import token_listing
-from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.row_provenance import describe_documents
 
 VOCAB = 300
 Documents = list[list[int]]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing import ledger, streams

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.jobs.engine import Task
-from gristmill.dataprep.jobs.shuffled import Shuffled, send_to_files
-from gristmill.dataprep.shuffle import task_file, write_partitions
-from gristmill.tokenize.mixing import ledger, place_pieces, streams, write_shards
+from gristmill.dataprep.jobs.shuffle import Shuffled, send_to_files
+from gristmill.dataprep.jobs.tasks import Task
+from gristmill.dataprep.shuffle_format import task_file, write_partitions
+from gristmill.tokenize.mixing import ledger, row_layout, streams, write_shards
+from gristmill.tokenize.mixing.array_files import save
 from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES, CANDIDATES_SCHEMA, TRAINS
 from gristmill.tokenize.mixing.packing import Packing
-from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, lay_out_stream, place_segment
-from gristmill.tokenize.mixing.plan_files import save
+from gristmill.tokenize.mixing.row_layout import PLACE_JOB, Shards, lay_out_stream, place_segment
 from gristmill.tokenize.mixing.streams import ENTRIES_SCHEMA, ENTRY_BYTES, Bases, Draws, Streams, sort_segment
 from gristmill.tokenize.mixing.write_shards import PIECE_BYTES, RowPlan, write_train_shard
 
@@ -147,7 +147,7 @@ def test_placing_a_segment_takes_seven_times_its_entries(planned: Path) -> None:
     pieces = NUMBER + ROWS
     placed = sent(planned, PLACE_JOB, "00000-0").read(0)
     assert NUMBER <= len(placed) <= pieces
-    assert sum(one.type.bit_width // 8 for one in place_pieces.PLACED_SCHEMA) == place_pieces.PLACED_BYTES
+    assert sum(one.type.bit_width // 8 for one in row_layout.PLACED_SCHEMA) == row_layout.PLACED_BYTES
 
 
 def test_writing_a_shard_takes_a_stated_number_of_bytes_for_each_piece(planned: Path, tmp_path: Path) -> None:

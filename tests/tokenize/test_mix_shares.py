@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 

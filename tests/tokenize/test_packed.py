@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.core.files import as_path, read_json, write_json
 from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.order import ReadOnceError, unrank
 from gristmill.tokenize.packed import PackedSet

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gristmill.dataprep import object_stores
-from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.object_stores import StoreUnavailableError
+from gristmill.core import object_stores
+from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.tokenize.encoding.awkward_texts import as_awkward
-from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, find_listed, listed, scan_texts
+from gristmill.tokenize.encoding.gigatoken_input import as_awkward
+from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, find_listed, listed, scan_texts
 
 LONGER, SHORTER = "\u20c1\ufffe\U0001fac8", "\u07fd"
 PIECES = [

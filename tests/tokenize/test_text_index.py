@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.dataprep.jobs import shuffled
-from gristmill.dataprep.jobs.engine import run_tasks
+from gristmill.core.files import read_json, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs import shuffle
+from gristmill.dataprep.jobs.tasks import run_tasks
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name
@@ -283,7 +283,7 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(
 ) -> None:
     packed = packed_of(tmp_path / "set", draw_pieces(random.Random(2), 40, 3), 2)
     make(packed, tmp_path / "whole")
-    module: Any = shuffled if interrupted == "write_batches" else text_index
+    module: Any = shuffle if interrupted == "write_batches" else text_index
     original, calls = getattr(module, interrupted), list[int]()
 
     def interrupt(*given: Any) -> Any:

@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gristmill.dataprep.jobs.engine import shard_tasks
+from gristmill.dataprep.jobs.tasks import shard_tasks
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.tokenize.encoding import sample
+from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS, compile_template, render_segments
-from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, candidates, draw_sample, share_bytes
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 from gristmill.tokenize.encoding.vocabulary import VocabularyError
+from gristmill.tokenize.encoding.vocabulary_sample import HELD_OUT, SampleError, candidates, draw_sample, share_bytes
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
@@ -123,7 +123,7 @@ def test_the_sample_is_an_equal_share_of_each_source_from_kept_documents_only(st
 def test_what_is_held_for_the_sample_does_not_grow_with_the_corpus(
     stages: Any, monkeypatch: pytest.MonkeyPatch, partition_bytes: int
 ) -> None:
-    monkeypatch.setattr(sample, "PARTITION_BYTES", partition_bytes)
+    monkeypatch.setattr(vocabulary_sample, "PARTITION_BYTES", partition_bytes)
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 600), 30)}
     sizes = [len(text.encode()) for _, _, text in stages.documents("prose", 600)]
     tasks = shard_tasks(ingest["ingest"])

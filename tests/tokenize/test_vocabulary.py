@@ -24,14 +24,14 @@ from pydantic import ValidationError
 from benchmarks.tokenize import vocabularies
 from benchmarks.tokenize.texts import declarations
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.tokenize.encoding import superwords, unigram
+from gristmill.tokenize.encoding import superbpe, unigram
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA
 from gristmill.tokenize.encoding.pretokens import byte_characters, make_pre_tokenizer
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.token_report import token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.encoding.vocabulary import BLANK, VocabularyError, frequent_characters, train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 SCRIPTS = (
     "Größe, naïve; Ελλάδα! Привет, мир. שלום עולם. مرحبا بالعالم؟ नमस्ते दुनिया। สวัสดีชาวโลก 你好，世界。"
@@ -132,7 +132,7 @@ def test_the_same_text_gives_the_same_files_for_any_order_threads_and_hashes(
     script = """
 import sys
 from pathlib import Path
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.tokenize.encoding import tokenizer
 root, name, *models = sys.argv[1:]
 for model in models:
@@ -235,7 +235,7 @@ def test_merges_are_those_of_the_definition_with_ties_by_the_lowest_ids(seed: in
 @given(text=st.text() | st.text(alphabet="ab'sS:.,! \n\t12é\u0301\u3042\u00a0"))
 @example(text=PROSE + SCRIPTS)
 def test_super_words_are_cut_only_where_words_are(pretokenizer: str, text: str) -> None:
-    words, wider = make_pre_tokenizer(pretokenizer), superwords.make_superword_splitter(pretokenizer)
+    words, wider = make_pre_tokenizer(pretokenizer), superbpe.make_superword_splitter(pretokenizer)
     assert _cuts(wider.pre_tokenize_str(text)) <= _cuts(words.pre_tokenize_str(text))
 
 
@@ -255,7 +255,7 @@ def test_super_words_reach_across_words_and_single_marks_but_no_colon_number_or_
     pretokenizer: str, pieces: list[str]
 ) -> None:
     text = "Of course, he didn't say: it 12..\n\n go.\n"
-    found = superwords.make_superword_splitter(pretokenizer).pre_tokenize_str(text)
+    found = superbpe.make_superword_splitter(pretokenizer).pre_tokenize_str(text)
     assert [text[begin:end] for _, (begin, end) in found] == pieces
 
 
@@ -272,7 +272,7 @@ def naive_superwords(texts: Sequence[str], known: Mapping[str, int], encode: Any
         counts: Counter[tuple[Any, Any]] = Counter()
         for word, count in words.items():
             for pair in itertools.pairwise(word):
-                counts[pair] += count * (len(pair[0] + pair[1]) <= superwords.MOST_TOKENS)
+                counts[pair] += count * (len(pair[0] + pair[1]) <= superbpe.MOST_TOKENS)
         left, right = min(counts, key=lambda pair: (-counts[pair], order[pair[0]], order[pair[1]]))
         text = "".join(spelt[number] for number in left + right)
         if text not in known and text not in new:
@@ -304,7 +304,7 @@ def test_super_words_go_on_with_the_merges_of_the_words_as_the_definition_says()
     known, learnt = first.get_vocab(with_added_tokens=False), json.loads(first.to_str())["model"]["merges"]
     both = json.loads(train(sample, 560, model="superbpe", transition_point=500 / 560).to_str())["model"]
     assert both["merges"][: len(learnt)] == learnt
-    first.pre_tokenizer = superwords.make_superword_splitter("gpt2")
+    first.pre_tokenizer = superbpe.make_superword_splitter("gpt2")
 
     def encode(text: str) -> list[list[int]]:
         found: dict[int, list[int]] = {}

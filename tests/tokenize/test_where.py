@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.expressions import FUNCTIONS, columns_in
-from gristmill.mixtures.section import docstrings
+from gristmill.dataprep.where_sql import FUNCTIONS, columns_in
+from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, check_names, judge
+from gristmill.tokenize.mixing.source_filters import MET, NOT_MET, UNKNOWN, check_names, judge
 
 MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})
 

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.tokenize.mixing import write_shards
-from gristmill.tokenize.mixing.plan_files import ALIGNMENT, load_record, save
+from gristmill.tokenize.mixing.array_files import ALIGNMENT, load_record, save
 from gristmill.tokenize.mixing.send_tokens import WANTED, receive_tokens, received_places, send_tokens, wanted_of
 from gristmill.tokenize.mixing.streams import Segment
 from gristmill.tokenize.mixing.write_shards import Contents, RowPlan, blocks_of

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from gristmill.mixtures.base import Section
 from gristmill.mixtures.engine import Compute, Stream
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import DpoData, Reference, SftData
-from gristmill.mixtures.section import Section
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows, write_pair_rows
 from gristmill.train.loop.rows_read import READS
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 
 SOURCES = ("prose", "code")
@@ -50,9 +50,9 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> Path:
-    from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(train(TokenizerSample({name: [text] for name, text in texts.items()}, {}), 400), folder)
@@ -195,7 +195,7 @@ def run_stage(one_process: None) -> RunStage:
     ) -> dict[str, Any]:
         import importlib
 
-        from gristmill.dataprep.context import Context
+        from gristmill.core.stage_context import Context
 
         made: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:

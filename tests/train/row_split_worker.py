@@ -18,18 +18,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.mixtures.engine import Compute, Parallel
 from gristmill.mixtures.model import Model
 from gristmill.train.models import attention
+from gristmill.train.models.decoder import Llama, configure
 from gristmill.train.models.experts import MixtureOfExperts, expert_loads
-from gristmill.train.models.llama import Llama, configure
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, score_tokens, targets_only, weighted_nll
-from gristmill.train.parallel.row_split import TokenHead
+from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.process_groups import World, make_world, process_group
 from gristmill.train.parallel.sharding import split_rows
-from gristmill.train.parallel.world import World, make_world, process_group
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), vocab_size=100, sequence_length=48)
 LENGTH = 48

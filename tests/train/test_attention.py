@@ -12,8 +12,8 @@ import torch
 from gristmill.mixtures.model import RopeScaling
 from gristmill.train.models import attention
 from gristmill.train.models.attention import Segments, attend, block_mask, document_numbers, see_documents
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
 
 MakeModel = Callable[[Shape], Llama]
 ROWS = ((5, 12, 7), (24,), (1, 1, 22), (10, 4))

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
 from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.bert import Bert
-from gristmill.train.models.families import UnknownArchitectureError, hf_config, shape_from_hf
-from gristmill.train.models.llama import configure
-from gristmill.train.models.shape import shape_from_json, shape_to_json, shape_to_train
+from gristmill.train.models.decoder import configure
+from gristmill.train.models.hf_configs import UnknownArchitectureError, hf_config, shape_from_hf
+from gristmill.train.models.model_config import shape_from_json, shape_to_json, shape_to_train
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import WeightsError, check_model, load_model, read_shape, save_model
 from gristmill.train.planning.flops import flops_per_token

@@ -17,14 +17,14 @@ from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.objectives.span_objectives import BlankInfilling
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import GgufError, check_gguf
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.rotary import rotary_table
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import load_model, read_shape
-from gristmill.train.objectives.blank_rows import Blanks, Marks, blanks_of
-from gristmill.train.objectives.layout import Laid, Read, draws
+from gristmill.train.objectives.glm import Blanks, Marks, blanks_of
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 from gristmill.train.objectives.span_rows import NoSentinelsError
 from tests.train.test_masked_rows import made_inputs, read
 

@@ -22,11 +22,11 @@ from gristmill.train.loop.checkpoints import (
     outdated,
     step_folder,
 )
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import gathered, sharded_model
-from gristmill.train.parallel.world import World, process_group
 
 GOOD = torch.tensor(False)
 

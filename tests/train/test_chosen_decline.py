@@ -14,11 +14,11 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.objectives.margins import DeclineAlarm, decline_of
 from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.objectives.preference_report import DeclineAlarm, decline_of
 
 
 def line(step: int, margin: float, ratio: float, fell: float) -> dict[str, Any]:

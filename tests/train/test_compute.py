@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.manifest import Engine
-from gristmill.train.models.llama import configure
+from gristmill.train.models.decoder import configure
 
 
 @pytest.fixture

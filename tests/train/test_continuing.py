@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.tokenize.order import rows_before, unrank
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop import loop
+from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.resuming import ContinueError
-from gristmill.train.loop.row_plan import extend_digest
 
 SEED, BATCH, STEPS = 11, 6, 12
 

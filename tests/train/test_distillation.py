@@ -17,20 +17,20 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import load_model, read_shape, save_model
 from gristmill.train.objectives import losses
-from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.distillation import Taught, TeacherRows, distilled_nll, divergence, kept_of
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.reference_logps import StaleReferenceError
+from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.stages.sft import taught_turns
 from gristmill.train.stages.teacher import TeacherError
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import QUARANTINED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet

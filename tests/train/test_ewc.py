@@ -16,8 +16,8 @@ from torch import nn
 
 from gristmill.mixtures.posttraining import Sft
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import draw_targets, next_tokens, uniforms
 from gristmill.train.objectives.next_token import NextToken

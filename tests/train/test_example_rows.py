@@ -17,10 +17,10 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.train.data.example_rows import Piece, packed_rows, replay_count, replayed_rows, write_example_rows
 from gristmill.train.loop.rows_read import rows_read
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
-from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
+from gristmill.train.objectives.sft_objective import AssistantTurns
 
 LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}

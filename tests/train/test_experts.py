@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gristmill.train.models.experts import MixtureOfExperts, balancing_loss, expert_loads, report_loads
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 
 
 @pytest.fixture

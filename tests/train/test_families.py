@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.model import RopeScaling
 from gristmill.mixtures.model_families import FAMILIES as FAMILY_NAMES
-from gristmill.train.models.families import (
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import (
     ARCHITECTURES,
     UnknownArchitectureError,
     family_of,
     hf_config,
     shape_from_hf,
 )
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.model_config import Published, Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.rotary import frequencies
-from gristmill.train.models.shape import Published, Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import WeightsError, check_model, load_model, read_shape, save_model
 from gristmill.train.stages.export import exported_tensors

@@ -13,8 +13,8 @@ from gristmill.mixtures.model import Model
 from gristmill.train.generation.language_model import TextStream
 from gristmill.train.generation.sampling import Sampling, SamplingError, accept, draw, probabilities, random_numbers
 from gristmill.train.generation.scheduler import DraftError, PromptTooLongError, Request, Scheduler, complete, generate
-from gristmill.train.models.llama import Llama, empty_cache
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama, empty_cache
+from gristmill.train.models.model_config import Shape, shape_of
 
 PROMPTS = [[7], [3, 1, 4, 1, 5], [9, 2, 6]]
 

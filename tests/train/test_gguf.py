@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.model import Model, Moe, RopeScaling
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE, PROBE, as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import NotForLlamaCppError, llama_cpp_vocabulary
 from gristmill.tokenize.encoding.pretokens import LLAMA3
-from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import GgufError, check_gguf, write_gguf
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.ollama import go_template, modelfile
-from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import save_model
 from gristmill.train.stages import export
 from gristmill.train.stages.export import run, write_gguf_files

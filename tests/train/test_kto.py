@@ -17,8 +17,8 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.preference_rows import AnswerRows, LabelledError, partners_of
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.objectives.kto_objective import baseline_of, kto_loss
 from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps

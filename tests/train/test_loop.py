@@ -14,16 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import Pretrain, Spikes
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop import loop, step, throughput
+from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.checkpoints import Checkpoints
-from gristmill.train.loop.job import Job
-from gristmill.train.loop.record import TIMINGS
+from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
-from gristmill.train.loop.row_plan import RowPlan, plan_of
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
+from gristmill.train.loop.training_job import Job
 from gristmill.train.stages import export, pretrain
 
 

@@ -23,8 +23,8 @@ from gristmill.train.adapters.lora import (
     merged,
 )
 from gristmill.train.adapters.quantised import product, rounded
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn, load_model
 
 KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, rslora=True), Lora(rank=4, alpha=8, dora=True)]

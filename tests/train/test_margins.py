@@ -11,7 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.objectives.margins import answer_margins, measured_again, pair_margins, pair_rewards, write_margins
+from gristmill.train.objectives.preference_report import (
+    answer_margins,
+    measured_again,
+    pair_margins,
+    pair_rewards,
+    write_margins,
+)
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -19,14 +19,14 @@ from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train.data.trained_rows import filled_positions
+from gristmill.train.data.batch import filled_positions
 from gristmill.train.evaluation.masked_tokens import MEASURED
 from gristmill.train.models.encoder import Encoder
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import WeightsError, drawn, load_model
-from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
+from gristmill.train.objectives.prediction_targets import Read, draws
 from tests.train.test_parallel import assert_same, train_on
 
 MASK, LENGTH = "<|mask|>", 32
@@ -44,8 +44,8 @@ def made_inputs(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str], special_tokens: list[str]
 ) -> dict[str, Path]:
     """A tokenizer of 400 ids with some special tokens, and a packed set of its tokens."""
-    from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.vocabulary import train
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder, mix = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("mix")
     sample = TokenizerSample({name: [text] for name, text in texts.items()}, {})

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.train.loop import mirror
+from gristmill.core.files import as_path, read_json, write_json
+from gristmill.train.loop import store_sync
 from gristmill.train.loop.checkpoints import CHECKPOINTS, ELSEWHERE, MARKER, checksums, damaged_files, is_complete
-from gristmill.train.loop.mirror import Mirror, sizes_below, work_here
+from gristmill.train.loop.store_sync import Mirror, sizes_below, work_here
 
 STEPS = (2, 4, 6)
 
@@ -52,7 +52,7 @@ def steps_below(work: Path) -> list[int]:
 
 def follow(here: Path, folder: Path) -> list[int]:
     """Send what a training has in `work/`; returns the steps in the store then."""
-    following = Mirror(here, folder, mirror.Stream(), [].append)
+    following = Mirror(here, folder, store_sync.Stream(), [].append)
     shutil.rmtree(here / "work" / CHECKPOINTS / "step-00000008")
     following.send("work")
     return sorted(
@@ -98,7 +98,7 @@ def test_what_another_host_has_sent_of_a_checkpoint_stays_as_long_as_the_checkpo
         shutil.copytree(work_here(folder, leads=name == "leads"), host)
     assert steps_below(here["leads"] / "work") == [6, 8]
     assert not (here["joins"] / "work" / CHECKPOINTS).exists(), "it does not know yet which one is resumed from"
-    leads, joins = (Mirror(host, folder, mirror.Stream(), [].append) for host in here.values())
+    leads, joins = (Mirror(host, folder, store_sync.Stream(), [].append) for host in here.values())
     step = Path("work", CHECKPOINTS, "step-00000010")
     for name, content in (("leads", b"a"), ("joins", b"b")):
         (here[name] / step).mkdir(parents=True)
@@ -124,9 +124,9 @@ def test_a_training_that_has_no_room_here_is_refused_with_the_bytes_that_it_need
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     describe(folder, tmp_path / "cache")
-    monkeypatch.setattr(mirror.shutil, "disk_usage", lambda disk: SimpleNamespace(free=250))
+    monkeypatch.setattr(store_sync.shutil, "disk_usage", lambda disk: SimpleNamespace(free=250))
     monkeypatch.setattr(
-        mirror,
+        store_sync,
         "sizes_below",
         lambda location: {f"{CHECKPOINTS}/step-00000006/__0_0.distcp": 3_000_000_000, "metrics.jsonl": 1_000_000_000},
     )

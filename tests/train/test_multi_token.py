@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.train.models.llama import logits_head
+from gristmill.train.models.decoder import logits_head
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.multi_token import MultiTokenLlama, further_targets
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn, load_model
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 from gristmill.train.planning.flops import flops_per_token

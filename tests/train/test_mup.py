@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer, OptimizerKind
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import FINAL_NORM
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim import normuon
 from gristmill.train.optim.mup import rate_factor

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows

@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from benchmarks.chaos.network import CREDENTIALS, Network, serving
-from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
-from gristmill.dataprep.object_stores import StoreUnavailableError
+from gristmill.core.files import as_path, create_exclusively, read_json, write_json
+from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.manifest import Engine
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.record import TIMINGS
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.loop.metrics_log import TIMINGS
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.rank import write_error
+from gristmill.train.worker_main import write_error
 from tests.stores import BUCKET
 
 FAULTS = ("500", "cut", "short", "flip", "hang")
@@ -65,7 +65,7 @@ class FaultyNetwork(Network):
 
 @pytest.fixture
 def network(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyNetwork]:
-    from gristmill.dataprep.s3_files import S3Files
+    from gristmill.core.s3_files import S3Files
 
     with serving(FaultyNetwork(moto_port)) as found:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": found.address}.items():

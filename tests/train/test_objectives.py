@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.objectives.span_objectives import SENTINEL
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.prefetch import read_batch
-from gristmill.train.loop.row_plan import RowPlan
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
 from tests.train.conftest import TINY_MODEL

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.training import Optimizer
+from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.train.optim.optimizer import make_optimizers, update
 from tests.train.test_resume import finish, torchrun, write_stage
 

@@ -20,8 +20,8 @@ from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.engine import Compute, Parallel
 from gristmill.mixtures.manifest import Engine
-from gristmill.train.models.llama import Llama, padded_to_multiple
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Llama, padded_to_multiple
+from gristmill.train.models.model_config import Shape
 from gristmill.train.parallel.expert_parallel import ExpertsError, deal_experts
 from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import sha256_file, write_json
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
-from gristmill.dataprep.files import sha256_file, write_json
-from gristmill.dataprep.judges import quality
+from gristmill.dataprep.quality import quality
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.evaluation.document_scorer import ModelFolderError, load_scorer, score_document
-from gristmill.train.models.families import hf_config, shape_from_hf
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import hf_config, shape_from_hf
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.stages.export import exported_tensors
@@ -127,7 +127,7 @@ def test_the_stage_measures_and_cuts_by_the_model(exported: Path, tmp_path: Path
 
 def test_preparing_loads_torch_for_no_other_score() -> None:
     code = (
-        "import sys; from gristmill.dataprep.judges import quality, scorers; "
+        "import sys; from gristmill.dataprep.quality import quality, scorers; "
         "from gristmill.mixtures.steps.quality import Quality; "
         "scorers.make_measure(Quality(heuristics=True), {}); print('torch' in sys.modules)"
     )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.row_plan import PlanError, plan_of
+from gristmill.train.loop.batch_plan import PlanError, plan_of
 from gristmill.train.models.weights import read_shape
 
 PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]

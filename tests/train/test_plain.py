@@ -12,14 +12,14 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer
-from gristmill.train.models.shape import shape_of
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.parallel.process_groups import World, single_process
 from gristmill.train.parallel.sharding import assert_master_weights, evaluating, sharded_model
-from gristmill.train.parallel.world import World, single_process
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 

@@ -8,7 +8,7 @@ import pytest
 
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.planning.devices import PricesError, UnknownDeviceError, find_device, named_device, read_prices
 from gristmill.train.planning.flops import (
     CHINCHILLA,

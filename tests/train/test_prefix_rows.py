@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
-from gristmill.train.data.trained_rows import filled_positions
+from gristmill.train.data.batch import filled_positions
 from gristmill.train.evaluation.likelihood import Request, score_requests
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.attention import block_mask, document_numbers
 from gristmill.train.models.gguf_model import GgufError, check_gguf
 from gristmill.train.models.weights import load_model, read_shape
-from gristmill.train.objectives.layout import Read
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.prediction_targets import Read
 from gristmill.train.objectives.prefix_rows import PrefixCut
 
 LENGTH = 24

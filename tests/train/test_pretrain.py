@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.loop.batch_plan import RowPlan, extend_digest
 from gristmill.train.loop.loop import OtherRowsError
-from gristmill.train.loop.row_plan import RowPlan, extend_digest
 from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding

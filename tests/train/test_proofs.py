@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.train.objectives.assistant_turns import AssistantTurns
-from gristmill.train.objectives.proofs import CERTIFICATE, NotProvedError, failures
+from gristmill.train.objectives.preflight_checks import CERTIFICATE, NotProvedError, failures
+from gristmill.train.objectives.sft_objective import AssistantTurns
 
 GOOD = {
     "loss": 2.0,
@@ -66,7 +66,7 @@ def test_the_certificate_is_kept_beside_the_model_and_not_made_again(
     assert found["loss"] == pytest.approx(found["loss_unpacked"], rel=1e-5)
     assert found["accumulation_difference"] < 1e-5
     assert (found["end_of_turn_share"], found["problems"]) == (1.0, [])
-    monkeypatch.setattr("gristmill.train.objectives.proofs.packed_and_unpacked", None)
+    monkeypatch.setattr("gristmill.train.objectives.preflight_checks.packed_and_unpacked", None)
     assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == found
 
 
@@ -74,7 +74,9 @@ def test_attention_that_crosses_between_examples_is_found_out(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, config = start
-    monkeypatch.setattr("gristmill.train.models.llama.see_documents", lambda positions, dense=False, prefix=None: None)
+    monkeypatch.setattr(
+        "gristmill.train.models.decoder.see_documents", lambda positions, dense=False, prefix=None: None
+    )
     with pytest.raises(NotProvedError, match="attention or positions cross from one example into another"):
         run_stage("sft", inputs, config, tmp_path / "sft")
     assert not (tmp_path / "sft" / "work" / CERTIFICATE).exists()

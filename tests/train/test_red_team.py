@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import REFUSALS, Evaluate, ModelToxicity, PromptSet, RedTeam
 from gristmill.mixtures.load import anchor
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.evaluation.answering import Reader, open_reader
 from gristmill.train.evaluation.intervals import wilson
 from gristmill.train.evaluation.probe_answers import Said, refusal_rule, toxicity_of
 from gristmill.train.evaluation.probes import Bias, Probe, ProbeError, read_probes
 from gristmill.train.evaluation.red_teaming import KEPT, red_teaming
 from gristmill.train.evaluation.safety_measures import measure_set, safety_differences, worst_answers
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from tests.chat_endpoint import Endpoint
 
 HARMBENCH = """\

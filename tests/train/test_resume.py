@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.train.loop.record import TIMINGS
+from gristmill.train.loop.metrics_log import TIMINGS
 
 STEPS = 60
 
 
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
-    """Write the folder that gristmill.train.rank reads."""
+    """Write the folder that gristmill.train.worker_main reads."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(
         json.dumps(
@@ -45,7 +45,7 @@ def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
         "--nnodes=1",
         f"--nproc-per-node={ranks}",
         "-m",
-        "gristmill.train.rank",
+        "gristmill.train.worker_main",
         str(folder),
     ]
     with open(folder / "log", "w") as log:
@@ -184,7 +184,10 @@ def test_an_error_is_written_down_and_ends_the_process(
     write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "gristmill.train.rank", str(folder)], env=environment, capture_output=True, check=False
+        [sys.executable, "-m", "gristmill.train.worker_main", str(folder)],
+        env=environment,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "no packed.json there" in json.loads((folder / "work" / "error.json").read_text())["message"]

@@ -14,8 +14,8 @@ import torch
 
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.reward_model import last_tokens, load_reward_model, scores
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import WeightsError, load_model
 from gristmill.train.objectives.reward_pairs import reward_loss
 from gristmill.train.stages.reward import scoring_flops_per_token
@@ -61,7 +61,7 @@ def test_a_score_costs_no_product_with_the_vocabulary(tiny_shape: Shape) -> None
 def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make_model: Any) -> dict[str, Path]:
     """A tuned model that was never trained, as the stages behind it see one."""
     from gristmill.mixtures.model import Model
-    from gristmill.train.models.shape import shape_of
+    from gristmill.train.models.model_config import shape_of
     from gristmill.train.models.weights import save_model
 
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)

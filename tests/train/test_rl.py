@@ -13,21 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.dataprep.judges.answer_checks import NoAnswerError
+from gristmill.dataprep.rewards.answer_checks import NoAnswerError
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, generate
 from gristmill.train.loop.checkpoints import Checkpoints
-from gristmill.train.loop.record import TIMINGS
-from gristmill.train.models.llama import Llama
+from gristmill.train.loop.metrics_log import TIMINGS
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.reward_model import load_reward_model, save_reward_model, with_new_score
-from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.reinforcement.actor import Actor
-from gristmill.train.reinforcement.kept_answers import TOKEN_COLUMNS
 from gristmill.train.reinforcement.rewards import RewardModelError
+from gristmill.train.reinforcement.rollout_phase import Actor
+from gristmill.train.reinforcement.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")

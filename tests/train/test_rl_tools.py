@@ -15,12 +15,12 @@ import torch
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.reinforcement.policy import opinion_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import OwnEngine
-from gristmill.train.reinforcement.tools.used import Used
+from gristmill.train.reinforcement.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox
 from tests.train.test_resume import finish, torchrun, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from gristmill.mixtures.model import Model
 from gristmill.train.adapters.quantised import rounded
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model
 from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
 

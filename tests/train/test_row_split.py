@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks.checkout import ROOT
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
 from gristmill.train.models.attention import Segments, attend, block_mask, document_numbers, see_documents
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.row_split import RowSplit, RowSplitError
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
+from gristmill.train.parallel.context_parallel import RowSplit, RowSplitError
 from gristmill.train.parallel.sharding import split_rows
 from tests.train.row_split_worker import DOCUMENTS, LENGTH, VARIANTS, positions
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.mixtures.training import Pretrain
@@ -30,14 +30,14 @@ from gristmill.train.data.example_rows import Piece, packed_rows, write_example_
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.data.row_stream import RowStream, StreamError, stream
+from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.loop.resuming import OtherRowsError
-from gristmill.train.loop.row_plan import RowPlan, extend_digest, plan_of
-from gristmill.train.models.shape import shape_of
-from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.objectives.sft_objective import AssistantTurns
 
 LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}
@@ -523,7 +523,7 @@ def test_the_loader_of_torchtitan_trains_from_it_and_resumes(documents: Path, wo
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("s3fs")
-    from gristmill.dataprep.s3_files import S3Files
+    from gristmill.core.s3_files import S3Files
 
     moto = pytest.importorskip("moto.server")
     one = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -547,7 +547,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_set_in_an_object_store_gives_what_it_gives_on_a_disk(
     server: str, documents: Path, tmp_path: Path, workers: int
 ) -> None:
-    from gristmill.dataprep.files import as_path
+    from gristmill.core.files import as_path
 
     folder = as_path(server)
     folder.fs.makedirs("tokens", exist_ok=True)  # type: ignore[attr-defined]

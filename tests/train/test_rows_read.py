@@ -15,8 +15,8 @@ from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.rollback import describe_rollback, plan_after
-from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.rows_read import rows_read
 
 RAMP = [{"until_step": 3, "global_batch_size": 2}]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import ConservationError
-from gristmill.dataprep.examples import prepare
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import ConservationError
+from gristmill.dataprep.examples import prepare_examples
 from gristmill.dataprep.examples.kept_examples import QUARANTINED, check_records, set_names
 from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.mixtures.posttraining import Sft
@@ -179,7 +179,7 @@ def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
     step = ExampleStep.model_validate({"dedup": {"minhash": None, "index": False}})
     data = [{"path": str(tmp_path / "twice" / "set.jsonl")}]
     (tmp_path / "work").mkdir()
-    prepare.run(
+    prepare_examples.run(
         {},
         {"kind": "sft", "data": data, "prepare": [step.model_dump(mode="json")]},
         tmp_path / "prepared",

@@ -18,13 +18,13 @@ from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.objective import UNTRAINED
+from gristmill.train.models.decoder import configure, logits_head
 from gristmill.train.models.encoder_decoder import EncoderDecoder, bucket_of
-from gristmill.train.models.llama import configure, logits_head
-from gristmill.train.models.shape import shape_to_train
+from gristmill.train.models.model_config import shape_to_train
 from gristmill.train.models.weights import WeightsError, load_model, read_shape
-from gristmill.train.objectives.layout import Read, draws
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.prediction_targets import Read, draws
 from gristmill.train.objectives.span_rows import Corruption, NoSentinelsError, corruption_of
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import _count

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.train.loop.bad_steps import with_known
 from gristmill.train.loop.spike_report import examine, forget_after, write_spike_report
 

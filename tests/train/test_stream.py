@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
-from gristmill.train.loop.row_plan import PlanError, RowPlan, extend_digest, micro_batches, plan_of
+from gristmill.train.loop.batch_plan import PlanError, RowPlan, extend_digest, micro_batches, plan_of
 
 rows_per_source = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 LENGTH = 12

@@ -32,8 +32,8 @@ from gristmill.train.evaluation.suites import (
     task_answers,
 )
 from gristmill.train.evaluation.tasks import TaskError
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model
 
 WORDS = "module class return value text width indent line self import raise error string list yield".split()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.evaluation import Contamination, Memorisation, Task
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
@@ -26,8 +26,8 @@ from gristmill.train.evaluation.memorisation import HELD_OUT, probe_memorisation
 from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape, shape_of
 
 QUESTIONS = [
     {"question": "What is close to one?", "options": ["two", "a hundred"], "answer": 0, "note": "n"},

@@ -15,16 +15,16 @@ import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.dataprep.examples.read_examples import prompt_example
-from gristmill.dataprep.judges.answer_checks import own_reward, record_columns
-from gristmill.dataprep.words.word_index import WordIndex
+from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns
+from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
-from gristmill.mixtures.own_code import Own, take_code
 from gristmill.mixtures.reinforcement import OwnReward, Rl, columns_of
+from gristmill.mixtures.user_code import Own, take_code
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.reinforcement.dialogue import CUT, Asked, Dialogue
+from gristmill.train.reinforcement.multi_turn import CUT, Asked, Dialogue
 from gristmill.train.reinforcement.rewards import text_of, turns_of
 from gristmill.train.reinforcement.rollouts import Generated
 from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate

@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
-from gristmill.flows.running.take_part import MODULE as TAKE_PART
+from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
 from gristmill.mixtures.manifest import Engine
-from gristmill.train.parallel import hosts
-from gristmill.train.parallel.world import DIMENSIONS, single_process
-from gristmill.train.rank import write_error
+from gristmill.train.parallel import rendezvous
+from gristmill.train.parallel.process_groups import DIMENSIONS, single_process
+from gristmill.train.worker_main import write_error
 from tests.servers import free_port
 
 LOOPBACK = "0100007F"
@@ -31,7 +31,7 @@ LISTENERS = """
 import os, re, sys
 from pathlib import Path
 from gristmill.mixtures.engine import Parallel
-from gristmill.train.parallel.world import agree, process_group
+from gristmill.train.parallel.process_groups import agree, process_group
 
 def addresses(pid):
     links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
@@ -166,8 +166,8 @@ def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_i
     engine = Engine.model_validate(
         {"ranks": 8, "nodes": 2, "network": {"interface": "lo", "port": 4321, "join_seconds": 30, "timeout_seconds": 7}}
     ).model_dump(mode="json")
-    led = hosts.lead(tmp_path, engine)
-    assert hosts.read_rendezvous(tmp_path) == led
+    led = rendezvous.lead(tmp_path, engine)
+    assert rendezvous.read_rendezvous(tmp_path) == led
     assert led.command(tmp_path, leads=False)[3:] == [
         "--nnodes=2",
         "--nproc-per-node=4",
@@ -176,7 +176,7 @@ def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_i
         f"--rdzv-id={led.name}",
         "--rdzv-conf=is_host=0,join_timeout=30,read_timeout=7",
         "-m",
-        "gristmill.train.rank",
+        "gristmill.train.worker_main",
         str(tmp_path),
     ]
     assert read_json(tmp_path / "work" / "rendezvous.json")["command"] == shlex.join(led.command(tmp_path, leads=False))
@@ -184,8 +184,8 @@ def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_i
 
 
 def test_a_training_of_one_process_is_of_one_host_and_ranks_are_shared_evenly() -> None:
-    assert hosts.hosts_of({"nodes": 16, "ranks": 1}) == 1
-    assert hosts.hosts_of({"nodes": 2, "ranks": 4}) == 2
+    assert rendezvous.hosts_of({"nodes": 16, "ranks": 1}) == 1
+    assert rendezvous.hosts_of({"nodes": 2, "ranks": 4}) == 2
     with pytest.raises(ValueError, match="ranks is 3, which are all processes of a training; give a multiple of nodes"):
         Engine(nodes=2, ranks=3)
 
@@ -194,24 +194,24 @@ def test_hosts_that_cannot_find_each_other_are_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     engine = Engine.model_validate({"ranks": 2, "nodes": 2}).model_dump(mode="json")
-    with pytest.raises(hosts.HostsError, match="no interface ib7 with an IPv4 address; it has lo"):
-        hosts.address_of("ib7")
+    with pytest.raises(rendezvous.HostsError, match="no interface ib7 with an IPv4 address; it has lo"):
+        rendezvous.address_of("ib7")
 
     def no_route(host: str, port: int) -> str:
-        raise hosts.HostsError("none")
+        raise rendezvous.HostsError("none")
 
-    monkeypatch.setattr(hosts, "address_towards", no_route)
-    monkeypatch.setattr(hosts, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5"})
-    assert hosts.default_address() == "10.0.0.5"
-    monkeypatch.setattr(hosts, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"})
-    with pytest.raises(hosts.HostsError, match="no default route, and eth0, ib0; name one"):
-        hosts.lead(tmp_path, engine)
+    monkeypatch.setattr(rendezvous, "address_towards", no_route)
+    monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5"})
+    assert rendezvous.default_address() == "10.0.0.5"
+    monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"})
+    with pytest.raises(rendezvous.HostsError, match="no default route, and eth0, ib0; name one"):
+        rendezvous.lead(tmp_path, engine)
 
 
 def test_an_upgrade_of_torch_still_lets_the_groups_of_a_mesh_have_our_timeout(
     one_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(hosts.TIMEOUT, "7.5")
+    monkeypatch.setenv(rendezvous.TIMEOUT, "7.5")
     with single_process() as world:
         groups = [dist.group.WORLD, *(world.mesh.get_group(name) for name in DIMENSIONS)]
         timeouts = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}

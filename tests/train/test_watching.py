@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Mlflow, Profile, Trackers, Trackio, Wandb
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train.loop.record import Record
+from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.throughput import Profiler
 from gristmill.train.stages import pretrain
 
@@ -118,7 +118,7 @@ TRACKED = """
 import sys
 from pathlib import Path
 from gristmill.mixtures.engine import Trackers, Trackio
-from gristmill.train.loop.record import Record
+from gristmill.train.loop.metrics_log import Record
 
 for resumed in (0, 1):
     record = Record(Path(sys.argv[1]), resumed, trackers=Trackers(trackio=Trackio(project="mill")))

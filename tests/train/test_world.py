@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.dataprep.context import Context
-from gristmill.train.parallel.world import DeviceError, process_group
-from gristmill.train.rank import warn_of_idle_gpus
+from gristmill.core.stage_context import Context
+from gristmill.train.parallel.process_groups import DeviceError, process_group
+from gristmill.train.worker_main import warn_of_idle_gpus
 
 
 def test_more_processes_than_gpus_are_refused_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:

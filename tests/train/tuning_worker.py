@@ -18,9 +18,9 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
-from gristmill.train.parallel.world import World, make_world, process_group
+from gristmill.train.parallel.process_groups import World, make_world, process_group
 
 
 def train_all(jobs: list[dict[str, Any]]) -> None:

@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import read_json
-from gristmill.dataprep.own.time_limits import TimeLimit, TimeLimitError
-from gristmill.dataprep.own_functions import blame, load_function, load_own
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.core.files import read_json
+from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
+from gristmill.dataprep.user_functions import blame, load_function, load_own
 from gristmill.mixtures.tokenizer import OwnFormatter
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_templates import PROBE, TemplateRefusedError, refuse_untrainable
 
 FORMATTER_FILE = "chat_formatter.json"
@@ -34,7 +34,7 @@ class Formatter:
     """User-defined function that writes conversations.
 
     Raises:
-        gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded, or called with messages.
+        gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded, or called with messages.
     """
 
     def __init__(self, own: OwnFormatter) -> None:
@@ -132,7 +132,7 @@ def read_formatter(folder: Path) -> Formatter | None:
     """Load the formatter of a tokenizer; None if it uses a template.
 
     Raises:
-        gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded.
+        gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded.
     """
     path = folder / FORMATTER_FILE
     return Formatter(OwnFormatter.model_validate(read_json(path))) if path.exists() else None

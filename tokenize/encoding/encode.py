@@ -23,8 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.core.files import array_bytes, as_path, atomic_write, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import (
     ID_BYTES,
     QUARANTINE_REASON,
@@ -38,14 +39,12 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.edits import EDITS
-from gristmill.dataprep.files import array_bytes, as_path, atomic_write, write_json
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.row_groups import ahead, read_texts
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.mixtures.section import Judging
+from gristmill.mixtures.base import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, texts_of
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
-from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, scan_texts
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
     count_ids,
@@ -54,6 +53,7 @@ from gristmill.tokenize.encoding.token_report import (
     measure,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, scan_texts
 from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 EXCERPT_CHARACTERS = 200
@@ -98,7 +98,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: where to run.
 
     Raises:
-        gristmill.dataprep.counts.QuarantineError: too many documents cannot be encoded.
+        gristmill.dataprep.conservation.QuarantineError: too many documents cannot be encoded.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
     folders = {name: str(folder) for name, folder in inputs.items()}

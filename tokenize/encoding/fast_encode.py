@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.processes import resident_bytes
+from gristmill.core.processes import resident_bytes
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError, read_known
-from gristmill.tokenize.encoding.scan import NONE_LISTED, Listed, find_listed, listed
+from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, find_listed, listed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -163,7 +163,7 @@ class FastEncoder:
         return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
     def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        from gristmill.tokenize.encoding.awkward_texts import as_awkward
+        from gristmill.tokenize.encoding.gigatoken_input import as_awkward
 
         rows = self._gigatoken.encode_batch(as_awkward(data, offsets), parallel=False).layout
         ids, bounds = np.asarray(rows.content.data), np.asarray(rows.offsets.data)

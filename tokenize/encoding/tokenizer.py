@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import array_bytes, as_path, atomic_write, read_json, sha256_file, write_json
+from gristmill.core.files import array_bytes, as_path, atomic_write, read_json, sha256_file, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures import tokenizer as sections
 from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
@@ -87,7 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         TokenizerError: the external tokenizer.json cannot be used.
-        gristmill.tokenize.encoding.sample.SampleError: the sample has no text.
+        gristmill.tokenize.encoding.vocabulary_sample.SampleError: the sample has no text.
         gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary cannot be learnt.
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
@@ -101,7 +101,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             end_of_text=section.end_of_text,
         )
         check(tokenizer, chat or CHAT_TEMPLATE, section.end_of_text)
-    from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample, draw_sample
 
     sample = (
         TokenizerSample({}, {})

@@ -1,6 +1,6 @@
 """Training of vocabularies on a sample of text, one library per `tokenizer.model`.
 
-`tokenizers` learns `bpe` and `sentencepiece_bpe`; `superbpe` runs the same trainer twice (`superwords.py`);
+`tokenizers` learns `bpe` and `sentencepiece_bpe`; `superbpe` runs the same trainer twice (`superbpe.py`);
 `sentencepiece` learns `unigram` (`unigram.py`). All return a Tokenizer that `tokenizers` and transformers load. Special
 tokens have the first ids; all 256 bytes are tokens, so any text can be encoded.
 
@@ -20,14 +20,14 @@ import numpy as np
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, VocabularyModel
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.pretokens import make_pre_tokenizer
-from gristmill.tokenize.encoding.superwords import learn_superwords, make_superword_splitter
+from gristmill.tokenize.encoding.superbpe import learn_superwords, make_superword_splitter
 from gristmill.tokenize.encoding.unigram import learn_unigram
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
     from tokenizers.pre_tokenizers import PreTokenizer
 
-    from gristmill.tokenize.encoding.sample import TokenizerSample
+    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 MIN_PAIR_COUNT = 2
 """A merge that occurs once in the sample does not generalise."""

@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gristmill.core.files import atomic_write, is_local, sha256_file, write_json
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import atomic_write, is_local, sha256_file, write_json
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
 from gristmill.tokenize.exporting.exported_rows import Scratch, Split, split_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataprep.files import reserve
+from gristmill.core.files import reserve
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import OpenShard, PackedSet

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gristmill.dataprep.files import as_path, is_local
+from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole
 from gristmill.tokenize.exporting.formats import (
     LLMC_HEADER_INTS,

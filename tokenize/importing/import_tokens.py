@@ -2,7 +2,7 @@
 
 Output: `tokens/` in the form of the stage `tokenize` (`part-00000.tokens.bin`, `part-00000.docs.parquet`), and
 `documents/` in the form of `ingest`, without texts: `part-00000.parquet` holds the file and number of each document.
-A mixture, its ledger, an exclusion and a trace therefore treat both alike (`corpora.py`).
+A mixture, its ledger, an exclusion and a trace therefore treat both alike (`token_sources.py`).
 
 Documents do not include an end of text: the mixture appends the tokenizer's own to each.
 """
@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import balance
+from gristmill.core.files import as_path, atomic_write
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import ID_BYTES, hash_document, read_table, write_table
-from gristmill.dataprep.files import as_path, atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ChangedInputError
 from gristmill.dataprep.reading.records import metadata_json
-from gristmill.mixtures.section import Judging
+from gristmill.mixtures.base import Judging
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.importing.corpora import DOCUMENTS, TOKENS
 from gristmill.tokenize.importing.foreign_formats import TokenFile, TokenFileError, bounds_of, content_of, runs_of
 from gristmill.tokenize.importing.token_files import token_files, token_listing
+from gristmill.tokenize.importing.token_sources import DOCUMENTS, TOKENS
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 PART_TOKENS = 1 << 25

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from gristmill.dataprep.files import as_path, is_local, sha256_file
+from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.reading.sources import Found, SourceError, find_at
 from gristmill.tokenize.importing.foreign_formats import MDS_INDEX, Kind, TokenFile, TokenFileError, is_llmc, mds_shards
 

@@ -16,18 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import count_rows
 from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names, step_with
-from gristmill.dataprep.expressions import METADATA
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.where_sql import METADATA
 from gristmill.tokenize.document_sampling import drawn_below, id_words
 from gristmill.tokenize.encoding.encode import docs_name
-from gristmill.tokenize.importing.corpora import corpora
+from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.mixing.source_filters import MET, judge, measured_columns, repeat
 from gristmill.tokenize.mixing.streams import (
     ENTRIES_SCHEMA,
     ENTRY_BYTES,
@@ -37,7 +38,6 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
     validation_stream,
 )
-from gristmill.tokenize.mixing.where import MET, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
 
 CLUSTER = "cluster"

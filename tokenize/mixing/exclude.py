@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.files import as_path
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import as_path
 from gristmill.tokenize.mixing.quotas import MixError
 
 

@@ -19,19 +19,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import Counts
+from gristmill.core.files import as_path, atomic_write
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import as_path, atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.jobs.shuffled import Shuffled
+from gristmill.dataprep.jobs.shuffle import Shuffled
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
+from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.candidates import HELD_OUT, TRAINS, Candidates
 from gristmill.tokenize.mixing.exclude import among
-from gristmill.tokenize.mixing.plan_files import load_record, save
+from gristmill.tokenize.mixing.source_filters import UNKNOWN
 from gristmill.tokenize.mixing.streams import Draws, Streams, train_stream, validation_stream
-from gristmill.tokenize.mixing.where import UNKNOWN
 from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER_SCHEMA, ids_name, ledger_name
 
 JOB = "documents"

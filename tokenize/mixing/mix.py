@@ -3,7 +3,7 @@
     condition -> hold out -> quota -> one token stream per source -> rows in a stratified, shuffled order -> shards
 
 Each arrow is a job whose tasks read only a document shard, a segment of the streams or a shard of rows:
-`candidates.py`, `streams.py`, `place_pieces.py`, `write_shards.py`, `ledger.py`. The main process holds the token
+`candidates.py`, `streams.py`, `row_layout.py`, `write_shards.py`, `ledger.py`. The main process holds the token
 counts of the segments: 24 bytes for each of at most 4,096 segments, per pass and stream.
 
 Weights are shares of tokens. hash(seed, copy, id) alone decides whether and how often a document is taken.
@@ -17,23 +17,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
-from gristmill.dataprep.jobs.engine import Task, run_tasks
-from gristmill.dataprep.jobs.shuffled import must_send
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs.shuffle import must_send
+from gristmill.dataprep.jobs.tasks import Task, run_tasks
 from gristmill.mixtures.mix import Continues, Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.mixing.candidates import VALIDATION_KEY, collect, planning_context
-from gristmill.tokenize.mixing.continued import before_of, check_kept_rows, check_reach
+from gristmill.tokenize.mixing.continue_mixture import before_of, check_kept_rows, check_reach
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.fill_in_middle import rearranging
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
 from gristmill.tokenize.mixing.mix_summary import Mixed, describe, describe_redistribution, redistributed
 from gristmill.tokenize.mixing.packing import packing_of
-from gristmill.tokenize.mixing.place_pieces import Layout, Shards, find_ends, held_out_ends, lay_out, place
 from gristmill.tokenize.mixing.quotas import Phase, Quotas, Supply, ends_of, exact, plan_quotas
+from gristmill.tokenize.mixing.row_layout import Layout, Shards, find_ends, held_out_ends, lay_out, place
 from gristmill.tokenize.mixing.send_tokens import send_tokens
 from gristmill.tokenize.mixing.streams import Draws, make_streams, train_stream, validation_stream
 from gristmill.tokenize.mixing.write_shards import RowPlan, write_shard

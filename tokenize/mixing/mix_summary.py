@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.counts import Counts, check_conservation
+from gristmill.dataprep.conservation import Counts, check_conservation
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
-from gristmill.tokenize.mixing.continued import before_of
+from gristmill.tokenize.mixing.continue_mixture import before_of
 from gristmill.tokenize.mixing.packing import packing_of
-from gristmill.tokenize.mixing.place_pieces import Layout
 from gristmill.tokenize.mixing.quotas import Quotas
+from gristmill.tokenize.mixing.row_layout import Layout
 from gristmill.tokenize.order_kernels import rank_row
 
 LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")

@@ -183,7 +183,7 @@ class MixRequest:
         sequence_length: tokens per row.
         phases: in order, with their weights.
         supplies: source -> its supply, in the order of the weights.
-        kept: rows of each source in phases that were already read (`continued.py`), which precede the others.
+        kept: rows of each source in phases that were already read (`continue_mixture.py`), which precede the others.
     """
 
     tokens: int

@@ -16,11 +16,11 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.shuffle import group_starts
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task
+from gristmill.dataprep.shuffle_format import group_starts
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.packed_files import DTYPES, read_tokens
 

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks
-from gristmill.dataprep.jobs.shuffled import Sent, Shuffled, run_shuffle
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.tokenize.document_sampling import draw, ordered_by
+from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.best_fit import by_bin
-from gristmill.tokenize.mixing.plan_files import load_record, save
 from gristmill.tokenize.order import order_key
 
 ENTRIES_SCHEMA = pa.schema(

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numba import carray
 
-from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.jobs.shuffled import Shuffled
+from gristmill.core.files import as_path, is_local
+from gristmill.dataprep.jobs.shuffle import Shuffled
+from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.document_sampling import order_below, word_ids
 from gristmill.tokenize.mixing.best_fit import by_bin
@@ -40,7 +40,7 @@ class RowPlan:
     """Inputs of the workers that write shards.
 
     Attributes:
-        placed: pieces of each shard (`place_pieces.py`).
+        placed: pieces of each shard (`row_layout.py`).
         out: output folder of the stage.
         parts: token files, by number.
         dtype: of all tokens, by name.

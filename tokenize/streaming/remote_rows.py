@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gristmill.dataprep.object_stores import Patience
+from gristmill.core.object_stores import Patience
 from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
 from gristmill.tokenize.row_bytes import gather_rows, row_checksums

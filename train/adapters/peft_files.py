@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json
 from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 

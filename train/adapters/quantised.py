@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gristmill.mixtures.posttraining import RoundedBase
 from gristmill.train.models.int8 import dequantised, quantised
-from gristmill.train.parallel.row_split import all_gather_single
+from gristmill.train.parallel.context_parallel import all_gather_single
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gristmill.dataprep.files import atomic_write, read_json, sha256_file, write_json
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.core.files import atomic_write, read_json, sha256_file, write_json
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, read_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CLOSE,

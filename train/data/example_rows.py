@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.files import write_json
-from gristmill.dataprep.seeds import seeded_bytes
+from gristmill.core.files import write_json
+from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
 from gristmill.tokenize.mixing.best_fit import best_fit_rows
 from gristmill.tokenize.order import sources_of_rows

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gristmill.core.files import atomic_write
+from gristmill.core.seeds import content_key
 from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
 from gristmill.dataprep.examples.preferences import SAME, audit
-from gristmill.dataprep.examples.prepare import view_text
+from gristmill.dataprep.examples.prepare_examples import view_text
 from gristmill.dataprep.examples.read_examples import Quarantined
-from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.passages.contamination import leaks_into
-from gristmill.dataprep.seeds import content_key
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (

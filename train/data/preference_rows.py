@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.files import canonical_json, read_json, write_json
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order, sources_of_rows

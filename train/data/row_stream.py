@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from gristmill.dataprep.files import as_path, read_json
+from gristmill.core.files import as_path, read_json
 from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from gristmill.train.data.batch import TrainedRows, predicted_tokens, read_documents, read_turns
 from gristmill.train.data.preference_rows import EXAMPLES, Drawn, PairRows, check_pairs, draw_pairs, held_out_mask
-from gristmill.train.data.trained_rows import TrainedRows, predicted_tokens, read_documents, read_turns
+from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import OtherRowsError
-from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 
 Layout = Literal["transformers", "torchtitan"]

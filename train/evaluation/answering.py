@@ -28,8 +28,8 @@ from gristmill.train.evaluation.metrics import (
 )
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.models.llama import Llama
-from gristmill.train.parallel.world import World
+from gristmill.train.models.decoder import Llama
+from gristmill.train.parallel.process_groups import World
 
 PROMPTS_PER_BATCH = 16
 

@@ -1,6 +1,6 @@
 """Scoring of documents by a language model for `quality`, which loads this scorer by name.
 
-The preparing layer must import and run without torch, and may not import this one. So `dataprep/judges/scorers.py`
+The preparing layer must import and run without torch, and may not import this one. So `dataprep/quality/scorers.py`
 holds the name of `load_scorer` as a string, and imports it only in a task whose manifest has `perplexity.model`.
 """
 
@@ -23,7 +23,7 @@ from gristmill.tokenize.encoding.tokenizer import (
 )
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 

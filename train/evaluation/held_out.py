@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.trained_rows import filled_positions
+from gristmill.train.data.batch import filled_positions
 from gristmill.train.evaluation.intervals import interval
-from gristmill.train.loop.row_plan import micro_batches
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import OwnShape, Shape
-from gristmill.train.objectives.layout import Laid, Layout, Read
+from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
+from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.optim.averaging import AveragedWeights
-from gristmill.train.parallel.row_split import TokenHead
+from gristmill.train.parallel.context_parallel import TokenHead
+from gristmill.train.parallel.process_groups import World, sum_over_ranks
 from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, sum_over_ranks
 
 ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0

@@ -31,10 +31,10 @@ from gristmill.train.evaluation.held_out import (
     read_token_bytes,
 )
 from gristmill.train.evaluation.intervals import interval
-from gristmill.train.models.llama import Llama
-from gristmill.train.objectives.layout import Read, draws
+from gristmill.train.models.decoder import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.masked_rows import Masking, read_masking
+from gristmill.train.objectives.prediction_targets import Read, draws
 from gristmill.train.objectives.span_rows import read_corruption
 
 MEASURED = Masked(rate=0.15, mask_share=1.0, random_share=0.0)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.own_functions import blaming, call_own, load_own
+from gristmill.dataprep.user_functions import blaming, call_own, load_own
 from gristmill.mixtures.evaluation import OwnMetric
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.evaluation.likelihood import Score
 from gristmill.train.evaluation.tasks import Item
 

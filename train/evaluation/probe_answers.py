@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.asking.client import Asking
-from gristmill.dataprep.asking.prompt_templates import read_template
-from gristmill.dataprep.asking.prompting import Answer, prompt
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import canonical_json, read_json, write_json
-from gristmill.dataprep.own_functions import blaming, call_own, load_own
+from gristmill.core.files import canonical_json, read_json, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.prompt_templates import read_template
+from gristmill.dataprep.llm.prompting import Answer, prompt
+from gristmill.dataprep.user_functions import blaming, call_own, load_own
 from gristmill.mixtures.evaluation import QUESTION, OwnToxicity, RedTeam, SafetyJudge, Toxicity
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.evaluation.answering import Reader, written
 from gristmill.train.evaluation.likelihood import continuation, score_requests
@@ -99,9 +99,9 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
     """Load the classifier or function of toxicity, and connect to the judge.
 
     Raises:
-        gristmill.dataprep.models.model_folders.ModelFolderError: the classifier cannot be loaded.
+        gristmill.dataprep.encoders.model_folders.ModelFolderError: the classifier cannot be loaded.
         OwnCodeError: the function cannot be loaded.
-        gristmill.dataprep.asking.client.AskingError: the judge does not answer.
+        gristmill.dataprep.llm.llm_client.AskingError: the judge does not answer.
     """
     with ExitStack() as opened:
         judge = section.judge
@@ -117,8 +117,8 @@ def toxicity_of(section: Toxicity) -> Rate:
     """Function that rates the toxicity of texts."""
     if isinstance(section, OwnToxicity):
         return _own_toxicity(section)
-    from gristmill.dataprep.models.document_scores import announce, load_scorer
-    from gristmill.dataprep.models.model_folders import folder_sha256
+    from gristmill.dataprep.encoders.document_scores import announce, load_scorer
+    from gristmill.dataprep.encoders.model_folders import folder_sha256
 
     columns = list(announce(section.model).numbers)
     place = columns.index(section.chosen(columns))

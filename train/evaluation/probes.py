@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.passages.evaluation_sets import TEXT, read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import PromptSet, RedTeam

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate, RedTeam
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.probe_answers import Judges, answer_probes, open_judges

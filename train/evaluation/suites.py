@@ -18,10 +18,10 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
+from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
-from gristmill.dataprep.seeds import seeded_key
 from gristmill.mixtures.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.intervals import LEVEL, mean_with_interval, resampled_means

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
 from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Task

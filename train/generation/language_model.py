@@ -10,7 +10,7 @@ from pathlib import Path
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat, ChatError, Message
 from gristmill.train.evaluation.answering import open_reader
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 
 UNFINISHED = "\ufffd"

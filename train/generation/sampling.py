@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.dataprep.seeds import content_key
+from gristmill.core.seeds import content_key
 
 
 class SamplingError(ValueError):

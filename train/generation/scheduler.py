@@ -28,7 +28,7 @@ from gristmill.train.generation.sampling import (
     probabilities,
     random_numbers,
 )
-from gristmill.train.models.llama import Cache, Llama, empty_cache
+from gristmill.train.models.decoder import Cache, Llama, empty_cache
 from gristmill.train.models.own_model import OwnModel
 
 ROOM = 64

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
+from gristmill.train.loop.batch_plan import RowPlan
+from gristmill.train.loop.loop_state import LoopState, Seen
+from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import UNTRAINED, Objective
-from gristmill.train.loop.record import Record
-from gristmill.train.loop.row_plan import RowPlan
 from gristmill.train.loop.spike_report import AUTOPSIES, examine, write_spike_report
-from gristmill.train.loop.state import LoopState, Seen
-from gristmill.train.parallel.world import World
+from gristmill.train.parallel.process_groups import World
 
 Decode = Callable[[Sequence[int]], str]
 """Function from token ids to text."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
 
-from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.own_functions import call_own, check_call, load_function, load_own
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.core.files import canonical_json
+from gristmill.dataprep.user_functions import call_own, check_call, load_function, load_own
 from gristmill.mixtures.training import Callback, CallbackEvent
-from gristmill.train.parallel.world import World, on_first
+from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.parallel.process_groups import World, on_first
 
 EVENTS: tuple[CallbackEvent, ...] = get_args(CallbackEvent)
 Metrics = Mapping[str, Any]

@@ -32,11 +32,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gristmill.dataprep.context import Following
-from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.core.files import read_json, sha256_file, write_json
+from gristmill.core.stage_context import Following
 from gristmill.train.optim.offload import is_offloaded, wait_for_moments
 from gristmill.train.optim.optimizer import has_plain_state
-from gristmill.train.parallel.world import World, agree, exchange_timeout
+from gristmill.train.parallel.process_groups import World, agree, exchange_timeout
 
 CHECKPOINTS = "checkpoints"
 """Folder of all checkpoints in the working folder of a training."""

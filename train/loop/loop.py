@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-from gristmill.dataprep.files import write_json
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.core.files import write_json
 from gristmill.mixtures.training import LOOK_EVERY_STEPS, CallbackEvent
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
-from gristmill.train.loop.job import Job as Job
-from gristmill.train.loop.job import describe_phase, warn_of_long_warmup
+from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.prefetch import batches_ahead
-from gristmill.train.loop.record import Record
 from gristmill.train.loop.resuming import Attempt, take_over
 from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, write_rollbacks
@@ -30,8 +28,10 @@ from gristmill.train.loop.spikes import Streak, rollback_step
 from gristmill.train.loop.step import metrics_of_step, one_step
 from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
 from gristmill.train.loop.throughput import Clock, peak_memory_bytes
+from gristmill.train.loop.training_job import Job as Job
+from gristmill.train.loop.training_job import describe_phase, warn_of_long_warmup
+from gristmill.train.parallel.process_groups import any_rank
 from gristmill.train.parallel.sharding import assert_master_weights
-from gristmill.train.parallel.world import any_rank
 
 COLLECT_EVERY_STEPS = 50
 """Default of torchtitan."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gristmill.train.loop.row_plan import RowOrder
+from gristmill.train.loop.batch_plan import RowOrder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.loop.row_plan import RowOrder, RowPlan, micro_batches
-from gristmill.train.parallel.world import World
+from gristmill.train.loop.batch_plan import RowOrder, RowPlan, micro_batches
+from gristmill.train.parallel.process_groups import World
 
 READING_THREADS = 4
 """Number of steps that are read concurrently; reads over a network mostly wait for answers."""

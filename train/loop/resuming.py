@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from gristmill.dataprep.files import as_path, is_local, read_json, write_json
+from gristmill.core.files import as_path, is_local, read_json, write_json
 from gristmill.mixtures.training import CallbackEvent
 from gristmill.train.loop.bad_steps import look_at_device
+from gristmill.train.loop.batch_plan import RowOrder, RowPlan, extend_digest
 from gristmill.train.loop.callbacks import EVENTS, Callbacks
 from gristmill.train.loop.checkpoints import (
     CHECKPOINTS,
@@ -24,18 +25,17 @@ from gristmill.train.loop.checkpoints import (
     damaged_files,
     is_complete,
 )
-from gristmill.train.loop.job import Job
-from gristmill.train.loop.mirror import fetch_tree
-from gristmill.train.loop.record import Record, append_line, cut_after, read_lines
+from gristmill.train.loop.loop_state import LoopState, Part
+from gristmill.train.loop.metrics_log import Record, append_line, cut_after, read_lines
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
-from gristmill.train.loop.row_plan import RowOrder, RowPlan, extend_digest
 from gristmill.train.loop.spikes import empty_window
-from gristmill.train.loop.state import LoopState, Part
+from gristmill.train.loop.store_sync import fetch_tree
 from gristmill.train.loop.throughput import Clock, Profiler
+from gristmill.train.loop.training_job import Job
 from gristmill.train.optim.loss_scale import LossScale
 from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers
-from gristmill.train.parallel.world import World, agree
+from gristmill.train.parallel.process_groups import World, agree
 
 BEGAN_WITH = "began_with"
 """Key of a checkpoint for the models that its training started from: stage -> fingerprint."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.train.loop.row_plan import RowPlan
+from gristmill.core.files import read_json, write_json
+from gristmill.train.loop.batch_plan import RowPlan
 
 ROLLBACKS = "rollbacks.json"
 

@@ -17,9 +17,9 @@ import numpy as np
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.loop.record import METRICS
+from gristmill.train.loop.batch_plan import RowPlan, plan_of
+from gristmill.train.loop.metrics_log import METRICS
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
-from gristmill.train.loop.row_plan import RowPlan, plan_of
 
 READS = "reads"
 """Config key for the keys of the section `pretrain` that determine the rows: see mixtures.training.READING_KEYS."""

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.files import atomic_write, read_json
-from gristmill.tokenize.origins import KNOWN
+from gristmill.core.files import atomic_write, read_json
+from gristmill.tokenize.row_provenance import KNOWN
 
 ORIGIN = "where from, how judged"
 AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"

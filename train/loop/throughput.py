@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.core.processes import peak_resident_bytes
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Profile
 from gristmill.train.optim.dtensor_sums import squared_norm
 from gristmill.train.parallel.pipeline_parallel import over_stages
-from gristmill.train.parallel.world import World, max_over_ranks
+from gristmill.train.parallel.process_groups import World, max_over_ranks
 from gristmill.train.planning.devices import find_device
 
 MOST_ALLOCATIONS = 1_000_000

@@ -2,7 +2,7 @@
 
 Exports copy tensors to transformers' BertForMaskedLM (see filling_families.bert_name). Every token attends to its whole
 row, or its whole document, whose positions start at 0. All tokens have type 0; the embedding of type 1 is initialised
-for fine-tuning. Shapes are those of llama.py.
+for fine-tuning. Shapes are those of decoder.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
-from gristmill.train.models.llama import Cache, Head, Layer, ShapedModel, logits_head
-from gristmill.train.models.shape import TOKEN_TYPES, Shape
+from gristmill.train.models.decoder import Cache, Head, Layer, ShapedModel, logits_head
+from gristmill.train.models.model_config import TOKEN_TYPES, Shape
 
 
 class BertAttention(nn.Module):

@@ -2,7 +2,7 @@
 
 Every token attends to its whole row, or its whole document. Parameters have the names and layouts of transformers'
 ModernBertForMaskedLM, so that exports copy tensors. It is called like the decoder (see llama.Llama); shapes are those
-of llama.py.
+of decoder.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.bert import Bert
+from gristmill.train.models.decoder import Cache, Head, Layer, Llama, ShapedModel, logits_head
 from gristmill.train.models.encoder_decoder import EncoderDecoder
-from gristmill.train.models.llama import Cache, Head, Layer, Llama, ShapedModel, logits_head
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.multi_token import MultiTokenLlama
 from gristmill.train.models.rotary import rotary_table, rotate
-from gristmill.train.models.shape import Shape
 
 
 class EncoderAttention(nn.Module):

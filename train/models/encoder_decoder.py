@@ -1,7 +1,7 @@
 """Encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative positions, RMSNorm and gated GELU.
 
 Scores are not scaled by the root of the head width, and input and output do not share a matrix. Exports copy tensors to
-transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of llama.py; s encoded tokens,
+transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of decoder.py; s encoded tokens,
 t decoded tokens.
 """
 
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend
-from gristmill.train.models.llama import Cache, FeedForward, Head, Layer, RMSNorm, ShapedModel, logits_head
-from gristmill.train.models.shape import BUCKETS, MOST_DISTANCE, Shape
+from gristmill.train.models.decoder import Cache, FeedForward, Head, Layer, RMSNorm, ShapedModel, logits_head
+from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
 
 
 class RelativeBias(nn.Module):

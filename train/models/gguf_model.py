@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import foreign_file
+from gristmill.core.files import foreign_file
 from gristmill.mixtures.evaluation import GgufKind
 from gristmill.mixtures.model import RopeScaling
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import Vocabulary
-from gristmill.train.models.families import family_of
+from gristmill.train.models.hf_configs import family_of
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.rotary import frequencies
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import TensorFile
 
 if TYPE_CHECKING:

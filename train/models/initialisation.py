@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.seeds import seeded_key
+from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 
 INIT_STD = 0.02
 CUT = 3.0

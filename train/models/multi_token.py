@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, document_numbers
-from gristmill.train.models.llama import Block, Cache, Head, Llama, RMSNorm, logits_head
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Block, Cache, Head, Llama, RMSNorm, logits_head
+from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import IGNORED
 
 FURTHER = "further_layers."

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.own_functions import blaming, check_call, load_function, taken_by_name
-from gristmill.dataprep.seeds import seeded_key
-from gristmill.mixtures.own_code import OwnCodeError
-from gristmill.train.models.llama import Head, logits_head
-from gristmill.train.models.shape import OwnShape
+from gristmill.core.seeds import seeded_key
+from gristmill.dataprep.user_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.models.decoder import Head, logits_head
+from gristmill.train.models.model_config import OwnShape
 
 INNER = "inner."
 """Prefix of parameter names within the wrapper; files have the user's names."""

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.train.models.families import hf_config, is_scorer, split_for_hf
+from gristmill.core.files import read_json, write_json
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.hf_configs import hf_config, is_scorer, split_for_hf
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.weights import (
     SHAPE_FILE,
@@ -129,7 +129,7 @@ def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = to
 
     Raises:
         WeightsError: the folder holds a model that writes text, or one with several labels.
-        gristmill.train.models.families.UnknownArchitectureError: the decoder does not support it.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not support it.
     """
     config: dict[str, Any] = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):

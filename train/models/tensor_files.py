@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

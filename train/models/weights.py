@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import is_local, read_json, write_json
+from gristmill.core.files import is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.families import (
+from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
     is_scorer,
     part_of_hf,
@@ -23,7 +23,7 @@ from gristmill.train.models.families import (
 )
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
-from gristmill.train.models.shape import (
+from gristmill.train.models.model_config import (
     OWN,
     Kind,
     OwnShape,
@@ -39,7 +39,7 @@ from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
 from gristmill.train.models.tensor_files import ready, write_tensors
 
 if TYPE_CHECKING:
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.decoder import Llama
 
 SHAPE_FILE = "config.json"
 TensorOf = Callable[[str, torch.Size], Tensor]
@@ -148,8 +148,8 @@ def read_shape(folder: Path) -> Shape:
 
     Raises:
         WeightsError: the model is user code.
-        gristmill.train.models.families.UnknownArchitectureError: the decoder does not support it.
-        gristmill.train.models.shape.ShapeError: the model was saved by another version.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not support it.
+        gristmill.train.models.model_config.ShapeError: the model was saved by another version.
     """
     config = _read_config(folder / SHAPE_FILE)
     if OWN in config:
@@ -194,7 +194,7 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
 
     Raises:
         WeightsError: a file is missing or damaged, a tensor of the model is missing, or the model is of another kind.
-        ShapeError, gristmill.train.models.families.UnknownArchitectureError: as `read_shape`.
+        ShapeError, gristmill.train.models.hf_configs.UnknownArchitectureError: as `read_shape`.
     """
     from gristmill.train.models.encoder import model_of
 

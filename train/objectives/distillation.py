@@ -24,16 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import canonical_json, read_json, reserve, sha256_file
+from gristmill.core.files import canonical_json, read_json, reserve, sha256_file
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.objective import UNTRAINED, Measured
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.models.weights import SHAPE_FILE
-from gristmill.train.objectives.assistant_turns import AssistantTurns, Turns
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
+from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
 
 LOGPS, IDS, REST = "logps.npy", "ids.npy", "rest.npy"
 

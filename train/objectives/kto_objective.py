@@ -21,9 +21,9 @@ from gristmill.train.data.preference_rows import AnswerRows, Drawn
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.margins import DeclineAlarm
+from gristmill.train.objectives.preference_report import DeclineAlarm
+from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import measured_by_all
-from gristmill.train.parallel.world import World
 
 KINDS = ("chosen", "rejected")
 """Names of desirable and undesirable answers in metrics, as in TRL."""

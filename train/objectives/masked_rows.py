@@ -17,8 +17,8 @@ from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Masked
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, word_edges
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
-from gristmill.train.objectives.layout import Laid, Read, draws
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 
 
 class NoMaskTokenError(ValueError):

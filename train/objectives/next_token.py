@@ -1,6 +1,6 @@
 """Objective of pre-training on all tokens of a packed set, with metrics per source.
 
-It predicts the next token everywhere, unless a layout defines the targets (see layout.py).
+It predicts the next token everywhere, unless a layout defines the targets (see prediction_targets.py).
 
 Padding after a row's documents is neither trained nor counted. It is identified by the boundaries stored beside the
 rows, not by its id, which may also occur in a document.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.trained_rows import (
+from gristmill.train.data.batch import (
     document_positions,
     filled_positions,
     filled_tokens,
@@ -27,13 +27,13 @@ from gristmill.train.data.trained_rows import (
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
+from gristmill.train.models.decoder import Head
 from gristmill.train.models.experts import expert_loads, report_loads
-from gristmill.train.models.llama import Head
+from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.multi_token import further_targets
-from gristmill.train.models.shape import OwnShape, Shape
-from gristmill.train.objectives.layout import Laid, Layout, Read
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
-from gristmill.train.parallel.row_split import TokenHead
+from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
+from gristmill.train.parallel.context_parallel import TokenHead
 
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000

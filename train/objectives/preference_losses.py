@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.dataprep.own_functions import blaming, load_own
-from gristmill.mixtures.own_code import Own, OwnCodeError
+from gristmill.dataprep.user_functions import blaming, load_own
 from gristmill.mixtures.posttraining import Dpo, OwnLoss, PreferenceLoss
+from gristmill.mixtures.user_code import Own, OwnCodeError
 
 REFERENCE_FREE = ("simpo", "orpo")
 """Losses that depend only on the policy."""

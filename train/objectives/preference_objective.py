@@ -16,8 +16,8 @@ from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.margins import DeclineAlarm
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.preference_report import DeclineAlarm
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
 from gristmill.tokenize.order import order_key
-from gristmill.train.objectives.layout import Laid, Read, draws
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 
 
 @dataclass(frozen=True)

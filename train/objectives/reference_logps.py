@@ -12,21 +12,21 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.files import read_json, sha256_file, write_json
-from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.posttraining import Dpo, Rounded
+from gristmill.mixtures.user_code import Own, OwnCodeError
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import read_batch
-from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.parallel.process_groups import World, sum_over_ranks
 from gristmill.train.parallel.sharding import evaluating, measured_by_all
-from gristmill.train.parallel.world import World, sum_over_ranks
 
 TABLE, KEY = "reference.parquet", "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}

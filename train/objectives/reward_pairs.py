@@ -18,8 +18,8 @@ from gristmill.train.data.pairs import Pair
 from gristmill.train.loop.objective import Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.models.reward_model import scores
+from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import measured_by_all
-from gristmill.train.parallel.world import World
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_weight: float = 0.0) -> Tensor:

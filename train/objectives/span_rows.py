@@ -32,8 +32,8 @@ from gristmill.mixtures.objectives.span_objectives import (
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.order import order_key
-from gristmill.train.objectives.layout import Laid, Read, draws
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 
 
 class NoSentinelsError(ValueError):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gristmill.dataprep.own_functions import blaming, check_call, load_function, taken_by_name
-from gristmill.mixtures.own_code import Own, OwnCodeError, OwnFunction
+from gristmill.dataprep.user_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction
 
 
 def own_optimizer(own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:

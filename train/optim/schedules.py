@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from gristmill.dataprep.own_functions import blaming, load_own
-from gristmill.mixtures.own_code import Own, OwnCodeError
+from gristmill.dataprep.user_functions import blaming, load_own
 from gristmill.mixtures.training import Schedule, ScheduleKind
+from gristmill.mixtures.user_code import Own, OwnCodeError
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:

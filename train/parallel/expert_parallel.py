@@ -13,7 +13,7 @@ from torch import nn
 
 from gristmill.mixtures.engine import Compute
 from gristmill.train.models.experts import Dealt, Experts
-from gristmill.train.parallel.world import World
+from gristmill.train.parallel.process_groups import World
 
 
 class ExpertsError(ValueError):

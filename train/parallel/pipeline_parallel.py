@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gristmill.train.models.llama import Cache, Head, Llama, logits_head, padded_length
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Cache, Head, Llama, logits_head, padded_length
+from gristmill.train.models.model_config import Shape
 
 if TYPE_CHECKING:
     from gristmill.train.loop.objective import Measured, Objective

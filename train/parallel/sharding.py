@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.engine import Compute
-from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.experts import Experts, MixtureOfExperts
+from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.own_model import build_own
-from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.parallel.row_split import RowSplit, RowSplitError
-from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.parallel.context_parallel import RowSplit, RowSplitError
+from gristmill.train.parallel.process_groups import World, sum_over_ranks
 
 if TYPE_CHECKING:
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.decoder import Llama
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -61,9 +61,9 @@ def sharded_model(
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
+    from gristmill.train.models.decoder import configure
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.float8 import Float8Error, use_float8
-    from gristmill.train.models.llama import configure
     from gristmill.train.parallel.expert_parallel import deal_experts
     from gristmill.train.parallel.pipeline_parallel import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from gristmill.mixtures.section import Section
+from gristmill.mixtures.base import Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 GIGA, TERA = 1e9, 1e12

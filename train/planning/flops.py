@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.mixtures.scaling.dial import TOKENS_PER_PARAMETER
-from gristmill.train.models.shape import DECODED, Shape
+from gristmill.mixtures.scaling.size_rules import TOKENS_PER_PARAMETER
+from gristmill.train.models.model_config import DECODED, Shape
 
 PETAFLOP_DAY = 1e15 * 24 * 3600
 KAPLAN_SIZE, KAPLAN_SIZE_POWER = 1.3e9, 0.73

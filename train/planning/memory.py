@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS
-from gristmill.train.models.shape import DECODED, ENCODED, TOKEN_TYPES, Shape
+from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
 
 MASTER_BYTES = 4
 OPTIMIZER_BYTES = {

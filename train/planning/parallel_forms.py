@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gristmill.train.models.shape import CHUNKS, Shape
+from gristmill.train.models.model_config import CHUNKS, Shape
 from gristmill.train.planning.devices import Device
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.memory import (

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.seeds import seeded_key
+from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.reinforcement import Curriculum
 from gristmill.tokenize.order import Order
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
 from gristmill.train.loop.objective import Measured
-from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
 from gristmill.train.reinforcement.policy_gradient import kl_estimate, kl_loss, surrogate_loss, value_loss
 from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
+from gristmill.train.reinforcement.rollout_phase import Actor
 
 OF_TOKENS = 4
 """Sums over tokens, after the loss: tokens, entropy, divergence, clipped."""

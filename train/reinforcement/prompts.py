@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.core.files import atomic_write, canonical_json
 from gristmill.dataprep.examples.read_examples import made_path, read_set
-from gristmill.dataprep.files import atomic_write, canonical_json
-from gristmill.dataprep.judges.answer_checks import check_answers
+from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import (
     Chat,
@@ -23,7 +23,7 @@ from gristmill.train.data.conversation_tokens import (
     why_left_out,
 )
 from gristmill.train.data.pairs import is_held_out
-from gristmill.train.loop.row_plan import RowOrder
+from gristmill.train.loop.batch_plan import RowOrder
 from gristmill.train.reinforcement.tools.call_format import CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox
 
@@ -72,7 +72,7 @@ def read_prompts(
 
     Raises:
         NothingToTrainError: a set has no usable prompt.
-        gristmill.dataprep.judges.answer_checks.NoAnswerError: a prompt lacks the answer that a reward compares with.
+        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a prompt lacks the answer that a reward compares with.
     """
     prompts_by_id: dict[str, Prompt] = {}
     sets = []

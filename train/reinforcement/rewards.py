@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import as_path
-from gristmill.dataprep.judges.answer_checks import Answer, own_reward, record_columns, verifier_of
+from gristmill.core.files import as_path
+from gristmill.dataprep.rewards.answer_checks import Answer, own_reward, record_columns, verifier_of
 from gristmill.mixtures.reinforcement import AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
-from gristmill.train.parallel.world import World, on_first, sum_over_ranks
+from gristmill.train.parallel.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 

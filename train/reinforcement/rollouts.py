@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import read_json
+from gristmill.core.files import read_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
-from gristmill.train.reinforcement.kept_answers import batch_name, keep_batch, read_batch
-from gristmill.train.reinforcement.tools.used import Used
+from gristmill.train.reinforcement.rollout_tables import batch_name, keep_batch, read_batch
+from gristmill.train.reinforcement.tools.tool_call import Used
 
 NO_BATCH = -1
 """Number of the batch before the first one."""

@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gristmill.dataprep.seeds import seeded_key
+from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, merged, rounded_weights
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import Shape
+from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import gathered
-from gristmill.train.parallel.world import World
-from gristmill.train.reinforcement.dialogue import Asked, Dialogue
+from gristmill.train.reinforcement.multi_turn import Asked, Dialogue
 from gristmill.train.reinforcement.policy import is_critic
 from gristmill.train.reinforcement.rollouts import Generated
 

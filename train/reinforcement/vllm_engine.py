@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import write_json
-from gristmill.dataprep.seeds import content_key
+from gristmill.core.files import write_json
+from gristmill.core.seeds import content_key
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.models.families import hf_config, split_for_hf
+from gristmill.train.models.hf_configs import hf_config, split_for_hf
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, ready, write_tensors
 from gristmill.train.reinforcement.rollouts import Generated
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
@@ -33,7 +33,8 @@ from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.margins import (
+from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.objectives.preference_report import (
     MARGINS,
     decline_of,
     measured_again,
@@ -41,11 +42,10 @@ from gristmill.train.objectives.margins import (
     pair_rewards,
     write_margins,
 )
-from gristmill.train.objectives.preference_objective import Preferences
-from gristmill.train.objectives.proofs import CERTIFICATE
+from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.objectives.reference_logps import certify_start, key_of, pair_logps, read_reference, rounding_of
+from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.kto import optimise
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job

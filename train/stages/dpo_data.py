@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import QUARANTINED, set_names, write_quarantined
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.manifest import CONTINUING
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
@@ -36,10 +36,10 @@ from gristmill.train.evaluation.suites import answer_suite, read_suite
 from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.parallel.world import make_deterministic
+from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.stage_inputs import MODEL, MODELS
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Export
 from gristmill.tokenize.encoding.chat_templates import PROBE, as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
@@ -28,13 +28,13 @@ from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
-from gristmill.train.models.families import family_of, hf_config, split_for_hf
+from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import Labels, write_gguf
+from gristmill.train.models.hf_configs import family_of, hf_config, split_for_hf
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.ollama import go_template, modelfile
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.pairs import HOLDOUT, write_holdout
@@ -27,11 +27,17 @@ from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.kto_objective import Desirability, answer_logps, weights_to_balance
-from gristmill.train.objectives.margins import MARGINS, answer_margins, decline_of, measured_again, write_margins
-from gristmill.train.objectives.proofs import CERTIFICATE
+from gristmill.train.objectives.preference_report import (
+    MARGINS,
+    answer_margins,
+    decline_of,
+    measured_again,
+    write_margins,
+)
+from gristmill.train.objectives.preflight_checks import CERTIFICATE
 from gristmill.train.objectives.reference_logps import answer_key, certify_answers, read_answer_reference, rounding_of
+from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import is_local, read_json, write_json
+from gristmill.core.files import is_local, read_json, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.checkpoints import (
@@ -26,12 +26,12 @@ from gristmill.train.loop.checkpoints import (
     is_complete,
     step_folder,
 )
-from gristmill.train.loop.mirror import fetch_tree
 from gristmill.train.loop.safe_loading import SafePlanner, check_index
+from gristmill.train.loop.store_sync import fetch_tree
 from gristmill.train.models.own_model import INNER
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, TensorFile, ready, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, load_model
-from gristmill.train.parallel.world import make_deterministic
+from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.evaluate import measure_filling, measure_sources
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
 

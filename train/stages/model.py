@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, write_json
+from gristmill.core.files import as_path, write_json
+from gristmill.core.stage_context import Context
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import shape_to_json
+from gristmill.train.models.decoder import Llama
+from gristmill.train.models.model_config import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
 from gristmill.train.stages.stage_inputs import MODEL
@@ -29,7 +29,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         WeightsError: a file is missing or damaged, or the tokenizer has more ids than the model.
-        gristmill.train.models.families.UnknownArchitectureError: the architecture is not supported.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the architecture is not supported.
     """
     folder = as_path(config["path"])
     shape, tokenizer = check_model(folder), load(inputs["tokenizer"])

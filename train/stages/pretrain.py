@@ -12,29 +12,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path
+from gristmill.core.files import as_path
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import Pretrain
-from gristmill.tokenize.origins import known_of
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.row_provenance import known_of
 from gristmill.train.evaluation.answering import InLoopTasks, open_reader
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.model_config import OwnShape, Shape, further_heads, shape_in_phase, shape_to_train
 from gristmill.train.models.multi_token import FURTHER, trunk_of
-from gristmill.train.models.shape import OwnShape, Shape, further_heads, shape_in_phase, shape_to_train
 from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
-from gristmill.train.objectives.blank_rows import read_blanks
-from gristmill.train.objectives.layout import Layout
+from gristmill.train.objectives.glm import read_blanks
 from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.prediction_targets import Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import read_corruption
+from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.stage_inputs import open_rows
 from gristmill.train.stages.trained_models import (
     all_tensors,
@@ -154,7 +154,7 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
     Raises:
         WeightsError: the mixture's tokenizer has more ids than the checkpoint, or the checkpoint is a decoder and an
             encoder is to be trained, or the reverse.
-        gristmill.train.models.families.UnknownArchitectureError: the checkpoint's architecture is not supported.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the checkpoint's architecture is not supported.
     """
     model, vocab_size = section.model, packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Lora, Reference
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import tuned_model
@@ -31,8 +31,8 @@ from gristmill.train.objectives.reference_logps import (
     write_answer_reference,
     write_reference,
 )
+from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.parallel.world import World, process_group
 from gristmill.train.stages.stage_inputs import open_rows, start_of
 from gristmill.train.stages.trained_models import describe_model
 

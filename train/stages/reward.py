@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import Lora
@@ -35,13 +35,13 @@ from gristmill.train.data.pairs import HOLDOUT, Pair, are_held_out, read_pairs, 
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
-from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.margins import MARGINS, measured_again, score_margins, write_margins
+from gristmill.train.objectives.preference_report import MARGINS, measured_again, score_margins, write_margins
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
+from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.parallel.world import World, process_group
 from gristmill.train.stages.export import copy_file
 from gristmill.train.stages.stage_inputs import start_of
 from gristmill.train.stages.trained_models import (

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, write_json
+from gristmill.core.files import as_path, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
@@ -25,18 +25,18 @@ from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.evaluation.intervals import paired_difference
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import World, process_group
-from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.curriculum import PromptChoice
-from gristmill.train.reinforcement.dialogue import Dialogue
-from gristmill.train.reinforcement.kept_answers import ANSWERS, BATCHES, gather_batches, read_batch
+from gristmill.train.reinforcement.multi_turn import Dialogue
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.policy_objective import Reinforcement
 from gristmill.train.reinforcement.prompts import OfferedTools, Prompt, read_prompts, split, write_prompt_ids
 from gristmill.train.reinforcement.rewards import rewards_of
+from gristmill.train.reinforcement.rollout_phase import Actor
+from gristmill.train.reinforcement.rollout_tables import ANSWERS, BATCHES, gather_batches, read_batch
 from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
 from gristmill.train.reinforcement.sampler import Engine, OwnEngine, Sampler
 from gristmill.train.reinforcement.tools.call_format import CallFormat
@@ -59,7 +59,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
-        gristmill.dataprep.judges.answer_checks.NoAnswerError: a reward needs right answers that prompts do not have.
+        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a reward needs right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
         gristmill.train.reinforcement.tools.toolbox.ToolError: a tool is not available.
         gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.

@@ -17,28 +17,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.core.files import read_json, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
+from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import measured_once
-from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.distillation import TaughtTurns, TeacherRows, check_teacher_key, teacher_key
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.objectives.proofs import CERTIFICATE, prove
+from gristmill.train.objectives.preflight_checks import CERTIFICATE, prove
+from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
+from gristmill.train.parallel.process_groups import World, process_group, sum_over_ranks
 from gristmill.train.parallel.sharding import compute_dtype, evaluating
-from gristmill.train.parallel.world import World, process_group, sum_over_ranks
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_rows
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
@@ -52,7 +52,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.objectives.proofs.NotProvedError: a check before the first step fails.
+        gristmill.train.objectives.preflight_checks.NotProvedError: a check before the first step fails.
         gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.context import Context
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import (
     QUARANTINED,
     check_records,
@@ -24,7 +25,6 @@ from gristmill.dataprep.examples.kept_examples import (
     write_quarantined,
 )
 from gristmill.dataprep.examples.read_examples import Quarantined
-from gristmill.dataprep.files import write_json
 from gristmill.mixtures.posttraining import Gates, SftData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet

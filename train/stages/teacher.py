@@ -17,20 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, write_json
+from gristmill.core.files import as_path, write_json
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Teach, TeacherKeys
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import read_token_bytes
-from gristmill.train.loop.row_plan import micro_batches
-from gristmill.train.models.shape import Shape
+from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
-from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.distillation import Taught, TeacherFiles, kept_of, teacher_key
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference_logps import KEY
+from gristmill.train.objectives.sft_objective import AssistantTurns
+from gristmill.train.parallel.process_groups import World, agree, process_group, sum_over_ranks
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
-from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
 from gristmill.train.stages.trained_models import describe_model

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gristmill.dataprep.context import Context
+from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import beyond_context
 from gristmill.mixtures.posttraining import Dpo, Lora, Tuning
 from gristmill.mixtures.reinforcement import Rl
@@ -18,15 +18,15 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import describe_rounding, rounded_tensors
 from gristmill.train.adapters.peft_files import settle_adapters
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
-from gristmill.train.loop.job import Job
+from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.record import Record
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.shape import OwnShape, Shape
+from gristmill.train.loop.training_job import Job
+from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.weights import save_model
 from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
-from gristmill.train.parallel.world import World
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
+from gristmill.dataprep.reading.charsets import utf8_parts
 from gristmill.dataprep.reading.compression import (
     BLOCK_BYTES,
     MAX_RECORD_BYTES,
@@ -17,7 +18,6 @@ from gristmill.dataprep.reading.compression import (
     read_parts,
     split_blocks,
 )
-from gristmill.dataprep.reading.encoding import utf8_parts
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEPARATORS = b", \t\r\n"

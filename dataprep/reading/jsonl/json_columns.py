@@ -35,9 +35,9 @@ from gristmill.dataprep.reading.jsonl.json_members import (
     read_escape,
     read_members,
 )
-from gristmill.dataprep.text.eight_bytes import equal_to, find_byte, first_of
 from gristmill.dataprep.text.hashing import equal_bytes, load64, same_bytes, store64
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.swar import equal_to, find_byte, first_of
 
 TEXT, ID, METADATA, SCALAR, OTHER = range(5)
 """Uses of a member: SCALAR is metadata unless it is nested."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.reading.charsets import KEEP_BAD, UTF8, most_replaced, replace_bad
 from gristmill.dataprep.reading.compression import (
     BLOCK_BYTES,
     CorruptFileError,
@@ -25,7 +26,6 @@ from gristmill.dataprep.reading.compression import (
     Unended,
     lines_of,
 )
-from gristmill.dataprep.reading.encoding import KEEP_BAD, UTF8, most_replaced, replace_bad
 from gristmill.dataprep.reading.jsonl.json_array import json_blocks
 from gristmill.dataprep.reading.records import (
     Dropped,

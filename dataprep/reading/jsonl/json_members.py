@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.eight_bytes import controls_of, equal_to, first_of
 from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.swar import controls_of, equal_to, first_of
 
 SLACK = 16
 """Newlines after the lines, and spare bytes after the output: eight bytes are read and written at once."""

@@ -14,16 +14,16 @@ from typing import Any
 
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.examples.read_examples import read_records
-from gristmill.dataprep.own_functions import call_own, load_function
+from gristmill.dataprep.user_functions import call_own, load_function
+from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.dataprep.words.word_index import WordIndex
 from gristmill.mixtures.objectives.rl_tools import CalculatorTool, OwnTool, PythonTool, SearchTool, Tool, name_of_tool
-from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.sources import INGEST
+from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate
 from gristmill.train.reinforcement.tools.call_format import Call
 from gristmill.train.reinforcement.tools.sandbox import check_sandbox, run_python
-from gristmill.train.reinforcement.tools.used import Used
+from gristmill.train.reinforcement.tools.tool_call import Used
 
 JSON_TYPES: Mapping[Any, str] = {
     str: "string",

@@ -1,0 +1,364 @@
+"""Atomic files and content hashes: a file is written to a temporary name, flushed to disk and renamed.
+
+Paths are `pathlib.Path` for local folders and `upath.UPath` for fsspec URLs; both have the same methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+One = TypeVar("One")
+Other = TypeVar("Other")
+CHUNK_BYTES = 1 << 20
+CONNECTIONS = 32
+"""Concurrent requests to a store, for many small files."""
+TEMPORARY_MARK = ".tmp-"
+S3_PROTOCOLS = ("s3", "s3a")
+DEFAULT_STORE = "gristmill-store"
+"""Folder of a run's outputs, in the current folder; ignored among a source's files."""
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
+"""Protocols whose libraries cache folder listings forever by default; writes of other processes (a lease, a commit)
+would not be seen."""
+WITHOUT_FOLDERS = ("hf", *OBJECT_STORES)
+"""Protocols without folders to create: a folder exists as soon as it has a file."""
+
+REPAIR = "gristmill verify MANIFEST --repair"
+"""Command that finds and withdraws damaged outputs; callers that know the manifest substitute its path."""
+
+
+carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
+    "carried_files", default=MappingProxyType({})
+)
+"""In a worker of a cluster: path on the submitting machine -> copy in the store (`dataprep/jobs/ship_files.py`).
+
+A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by relative path.
+"""
+
+
+def as_path(location: str | Path) -> Path:
+    """Turn a local path or an fsspec URL into a path object; fetches a file that a job carries."""
+    text = str(location)
+    if "://" not in text:
+        carried = carried_files.get().get(text)
+        if carried is None:
+            return Path(text)
+        return _fetch_folder(carried) if isinstance(carried, Mapping) else _fetch_once(carried)
+    from upath import UPath
+
+    protocol = text.partition("://")[0]
+    if protocol in S3_PROTOCOLS:
+        _use_s3()
+    options = {"use_listings_cache": False} if protocol in OBJECT_STORES else {}
+    path: Path = UPath(text, **options)
+    return path
+
+
+@cache
+def _use_s3() -> None:
+    """Register `S3Files` for S3 URLs in this process, so that requests are retried by the rules of `object_stores.py`.
+
+    Does nothing without s3fs: opening such a URL then reports the missing package.
+    """
+    from fsspec import register_implementation
+
+    try:
+        from gristmill.core.s3_files import S3Files
+    except ImportError:
+        return
+    for protocol in S3_PROTOCOLS:
+        register_implementation(protocol, S3Files, clobber=True)
+
+
+def is_local(path: Path) -> bool:
+    """True if the path is on a local file system (so that rename is atomic and mmap works)."""
+    return type(path).__module__.startswith("pathlib") or getattr(path, "protocol", "") in ("", "file")
+
+
+class IncompleteFileError(OSError):
+    """A file written by a library cannot be read back whole."""
+
+
+@contextmanager
+def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that appears under its final name complete, or not at all.
+
+    On a local disk the bytes go to a temporary file beside it, which is flushed to disk and renamed. On an object store
+    the write is a single put, which is atomic; after an error nothing is put.
+
+    Args:
+        durable: wait for the disk. If False, the file is still atomic for every process, but may be empty or truncated
+            if the machine crashes within seconds.
+    """
+    _make_folder(path.parent)
+    if not is_local(path):
+        with _remote_write(path) as sink:
+            yield sink
+        return
+    with _rename_on_success(path) as temporary, open(temporary, "wb") as sink:
+        yield sink
+        sink.flush()
+        if durable:
+            os.fsync(sink.fileno())
+
+
+@contextmanager
+def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | None = None) -> Iterator[Path]:
+    """Yield a local path for a library that writes files itself; the file is renamed once it reads back whole.
+
+    C and C++ libraries may ignore a failed write and leave a truncated file on a full disk.
+
+    Args:
+        path: final name.
+        check: reads the file as its users will; raises if it is incomplete.
+        scratch: local folder for the library's output if `path` is not local; the system's temporary folder if None.
+
+    Raises:
+        IncompleteFileError: `check` raised, or the library raised an OSError without errno.
+    """
+    _make_folder(path.parent)
+    if is_local(path):
+        with _rename_on_success(path) as temporary, _checked_write(temporary, path.name, check):
+            yield temporary
+        return
+    with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
+        temporary = Path(folder) / path.name
+        with _checked_write(temporary, path.name, check):
+            yield temporary
+        with temporary.open("rb") as source, atomic_write(path) as sink:
+            shutil.copyfileobj(source, sink, CHUNK_BYTES)
+
+
+@contextmanager
+def _checked_write(file: Path, name: str, check: Callable[[Path], object]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _incomplete_error(file, name, error) from error  # NumPy compares the bytes written, and gives no errno
+    try:
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        check(file)
+    except Exception as error:
+        raise _incomplete_error(file, name, error) from error
+
+
+def _incomplete_error(file: Path, name: str, error: Exception) -> IncompleteFileError:
+    free = shutil.disk_usage(file.parent).free
+    return IncompleteFileError(
+        f"{name} was not written whole: {str(error) or type(error).__name__}; its disk has {free:,} bytes free"
+    )
+
+
+@contextmanager
+def _rename_on_success(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside a path, and rename it to that path unless there is an error."""
+    temporary = _temporary_name(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def _remote_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a store for writing; after an error it is discarded.
+
+    fsspec completes an upload whenever its file is closed, so after an error it is not closed.
+    """
+    sink: Any = path.open("wb")
+    try:
+        yield sink
+    except BaseException:
+        if hasattr(sink, "discard"):
+            sink.discard()
+        sink.closed = True
+        raise
+    sink.close()
+
+
+def _make_folder(folder: Path) -> None:
+    if getattr(folder, "protocol", "") not in WITHOUT_FOLDERS:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
+    """Write a value as readable JSON, atomically (`durable`: see `atomic_write`)."""
+    with atomic_write(path, durable) as sink:
+        sink.write(json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable JSON of a value, as bytes."""
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+
+
+def array_bytes(array: np.ndarray) -> bytes:
+    """Content of a `.npy` file of an array.
+
+    `np.save` into an open file ignores a failure to write the last bytes (`ndarray.tofile` does not check `fclose`).
+    """
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    return content.getvalue()
+
+
+def reserve(path: Path) -> None:
+    """Allocate the disk space of a file that is filled through a memory map.
+
+    Without it, a full disk ends the process with SIGBUS.
+
+    Raises:
+        OSError: the disk does not have enough space.
+    """
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_bytes())
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Create a file only if it does not exist; return True if this call created it.
+
+    The content is complete as soon as the name exists: it is written to a temporary file and linked. On an object store
+    the content should be unique to the caller: a request whose response was lost is sent again, and the existing object
+    is then recognised by its content.
+    """
+    _make_folder(path.parent)
+    if not is_local(path):
+        try:
+            path.fs.pipe_file(path.path, content, mode="create")  # type: ignore[attr-defined]
+        except FileExistsError:
+            return bool(content) and path.read_bytes() == content
+        return True
+    temporary = _temporary_name(path)
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def file_names(folder: Path) -> set[str]:
+    """Names of all entries of a folder, in one request; empty if the folder does not exist."""
+    if is_local(folder):
+        try:
+            return set(os.listdir(folder))
+        except FileNotFoundError:
+            return set()
+    return set(file_sizes(folder))
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Name -> bytes of all files in a folder, in one request; empty if the folder does not exist."""
+    try:
+        if is_local(folder):
+            with os.scandir(folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        listed = folder.fs.ls(folder.path, detail=True)  # type: ignore[attr-defined]
+    except FileNotFoundError:
+        return {}
+    return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] for entry in listed if entry["type"] == "file"}
+
+
+def at_once(function: Callable[[One], Other], values: Iterable[One], here: bool) -> Iterator[Other]:
+    """Call a function that waits for a store on many values, CONNECTIONS at a time; yields results in order.
+
+    Args:
+        here: the files are local, so one thread is faster.
+    """
+    if here:
+        yield from map(function, values)
+        return
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        yield from pool.map(function, values)
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`."""
+    if configured := environment.get("GRISTMILL_CACHE"):
+        return Path(configured)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+
+
+def _fetch_once(source: Path) -> Path:
+    sha256 = source.parent.name
+    target = cache_folder() / "files" / sha256 / source.name
+    if not target.exists():
+        content = source.read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise OSError(f"{source} does not hold what its folder's name says; remove it, and start the run again")
+        with atomic_write(target) as sink:
+            sink.write(content)
+    return target
+
+
+def _fetch_folder(sources: Mapping[str, Path]) -> Path:
+    """Local folder with a carried folder's files, as symlinks, so that shared files are stored once."""
+    digest = hashlib.sha256(canonical_json({name: source.parent.name for name, source in sources.items()})).hexdigest()
+    target = cache_folder() / "folders" / digest
+    if not target.exists():
+        temporary = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
+        for name, source in sources.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).symlink_to(_fetch_once(source))
+        try:
+            temporary.rename(target)
+        except OSError:  # another process created it first
+            shutil.rmtree(temporary)
+            if not target.exists():
+                raise
+    return target
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """Canonical JSON of a value, for fingerprints: sorted keys, no spaces, no NaN.
+
+    Raises:
+        TypeError: the value has no exact form in JSON.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()

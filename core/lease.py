@@ -1,0 +1,297 @@
+"""Leases: the exclusive right to write into a stage folder; a lease's number is the fencing token.
+
+    lease/<n>.json         owner of lease n
+    lease/<n>.beat.json    its heartbeat
+    lease/<n>.child.json   process group that does its work
+    lease/<n>.commit       its committed manifest, or `fenced`
+    lease/<n>.done         marker of its release
+
+A lease is taken by exclusive creation of `<n>.json`, with n one above the highest there. It is valid while its owner's
+process lives, which is visible only in the same PID namespace, or else while its heartbeat changes. A successor to an
+owner that did not release its lease first creates `<n>.commit` of that lease, and an owner commits by creating the same
+file: only one of them succeeds, however long either was paused. The file system needs only exclusive creation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.files import create_exclusively, read_json, write_json
+
+BEAT_SECONDS = 15.0
+STALE_SECONDS = 90.0
+BLIND_SECONDS = 20.0
+"""Longest gap between two looks at a heartbeat: after a longer one (of this process or of the store) waiting
+restarts."""
+FORGOTTEN_SECONDS = 3600.0
+"""Age of the last heartbeat, by the store's clock and ours, after which a remote owner no longer counts as running."""
+FENCED = b"fenced"
+"""Content of a commit record whose owner may not commit."""
+WAIT_SECONDS = 0.5
+KILL_SECONDS = 5.0
+log = logging.getLogger("gristmill.lease")
+
+
+class LeaseLostError(RuntimeError):
+    """Another process works on this output now; this process's work must not be committed."""
+
+
+@dataclass
+class Lease:
+    """Right to write into one stage folder."""
+
+    folder: Path
+    number: int
+    on_lost: Callable[[], None] | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raise LeaseLostError if a later lease exists."""
+        if highest(self.folder) != self.number:
+            raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt stops")
+
+    def follows_one_given_back(self) -> bool:
+        """True if the previous owner released its lease instead of dying."""
+        return (self.folder / f"{self.number - 1}.done").exists()
+
+    def commit(self, content: bytes) -> None:
+        """Decide that this lease's work is committed, by a record that exists once.
+
+        Args:
+            content: committed manifest; any process that reads the record can publish it.
+
+        Raises:
+            LeaseLostError: a successor has decided otherwise.
+        """
+        if not create_exclusively(self.folder / f"{self.number}.commit", content):
+            raise LeaseLostError(
+                f"{self.folder.parent} was taken over by another run; this attempt's work is not committed"
+            )
+
+    def name_child(self, pid: int) -> None:
+        """Record the process group that does the work, so that a successor can end it."""
+        write_json(self.folder / f"{self.number}.child.json", identity(pid))
+
+    def start_heartbeat(self) -> None:
+        """Start the heartbeat thread unless it runs; it calls `on_lost` once if the lease is lost."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Release the lease. The heartbeat ends first, so that it cannot see the release as a loss."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        create_exclusively(self.folder / f"{self.number}.done", b"")
+
+    def _beat(self) -> None:
+        beats = 0
+        while beats == 0 or not self._stop.wait(BEAT_SECONDS):
+            beats += 1
+            try:
+                write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
+                lost = highest(self.folder) != self.number
+            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                # A full disk, or a store that is temporarily unreachable, does not lose the lease: the next beat
+                # retries.
+                log.warning("the lease of %s could not be kept fresh: %s", self.folder.parent, error)
+                continue
+            if lost:
+                if self.on_lost is not None:
+                    self.on_lost()
+                return
+
+
+def acquire(
+    folder: Path,
+    on_wait: Callable[[dict[str, Any]], None],
+    wanted: Callable[[], bool],
+    publish: Callable[[bytes], bool] = lambda content: False,
+) -> Lease | None:
+    """Take the lease of a stage folder, waiting for a living owner.
+
+    Args:
+        folder: the stage folder's `lease/`.
+        on_wait: called once with the owner's identity when this process has to wait.
+        wanted: checked before every try; None is returned once it is False (the owner committed).
+        publish: called with a dead owner's commit, which may be unpublished; True if it published it.
+    """
+    waited = False
+    beats = _BeatWatch()
+    while wanted():
+        number = highest(folder)
+        owner = read_json(folder / f"{number}.json") if number else None
+        if owner is None or (done := (folder / f"{number}.done").exists()) or beats.is_dead(folder, number, owner):
+            _end_orphan(folder / f"{number}.child.json")
+            committed = None if owner is None or done else _fence(folder, number)
+            if committed is not None and publish(committed):
+                continue
+            # The random id distinguishes two tries of one process if the store's answer was lost.
+            content = json.dumps({**identity(os.getpid()), "id": uuid.uuid4().hex}).encode()
+            if create_exclusively(folder / f"{number + 1}.json", content):
+                return Lease(folder, number + 1)
+            continue
+        if not waited:
+            on_wait(owner)
+            waited = True
+        time.sleep(WAIT_SECONDS)
+    return None
+
+
+def _fence(folder: Path, number: int) -> bytes | None:
+    """Prevent the owner of a lease from committing; returns its commit if it exists."""
+    record = folder / f"{number}.commit"
+    if create_exclusively(record, FENCED):
+        return None
+    content = record.read_bytes()
+    return None if content == FENCED else content
+
+
+def running_owner(folder: Path) -> dict[str, Any] | None:
+    """Identity of the owner of a stage folder's lease, if it lives, or may live elsewhere."""
+    number = highest(folder)
+    if not number or (folder / f"{number}.done").exists():
+        return None
+    owner: dict[str, Any] = read_json(folder / f"{number}.json")
+    if is_here(owner):
+        return owner if is_alive(owner) else None
+    times = [
+        path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json") if path.exists()
+    ]
+    return owner if time.time() - max(times, default=0.0) < FORGOTTEN_SECONDS else None
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """Identity of a process, unique across machines, containers and reused process numbers."""
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine_id(),
+        "boot": _boot_id(),
+        "pids": _pid_namespace(),
+        "pid": pid,
+        "ticks": _start_ticks(pid),
+    }
+
+
+def is_here(owner: dict[str, Any]) -> bool:
+    """True if this process can see the other one while it lives: same boot of a machine, same PID namespace.
+
+    Host names and process numbers do not tell: containers share the first, and number their own processes.
+    """
+    return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
+
+
+def is_alive(owner: dict[str, Any]) -> bool:
+    """True if a process that is visible from here is running."""
+    return is_here(owner) and _runs(owner)
+
+
+def is_gone(owner: dict[str, Any]) -> bool:
+    """True if a process has ended, or most likely has. For display only: leases need certainty.
+
+    A process from before this machine's last boot has ended. Processes of other machines or containers are unknown.
+    """
+    mine = identity(os.getpid())
+    is_ours = all(owner.get(name, mine[name]) == mine[name] for name in ("host", "machine", "pids"))
+    return is_ours and (owner["boot"] != mine["boot"] or not _runs(owner))
+
+
+def _runs(owner: dict[str, Any]) -> bool:
+    ticks = _start_ticks(owner["pid"])
+    return ticks is not None and ticks == owner["ticks"]
+
+
+class _BeatWatch:
+    """Detects dead remote owners: the heartbeat has not changed for a while, by this machine's clock.
+
+    Gaps between looks do not count: if this process was paused or the store did not answer, the owner could not show
+    that it lives.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, Any, float] = (0, None, 0.0)
+        self._looked = time.monotonic()
+
+    def is_dead(self, folder: Path, number: int, owner: dict[str, Any]) -> bool:
+        if is_here(owner):
+            return not is_alive(owner)
+        beat = folder / f"{number}.beat.json"
+        current = read_json(beat) if beat.exists() else None
+        now, last, self._looked = time.monotonic(), self._looked, time.monotonic()
+        if self._seen[:2] != (number, current) or now - last > BLIND_SECONDS:
+            self._seen = (number, current, now)
+        return now - self._seen[2] > STALE_SECONDS
+
+
+def _end_orphan(record: Path) -> None:
+    """End the process group of a dead owner on this machine before anything else is written."""
+    if not record.exists():
+        return
+    child = read_json(record)
+    deadline = time.monotonic() + KILL_SECONDS
+    while is_alive(child) and time.monotonic() < deadline:
+        try:
+            os.killpg(child["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+
+
+def highest(folder: Path) -> int:
+    """Number of the newest lease in a stage folder's `lease/`; 0 if there is none."""
+    if not folder.exists():
+        return 0
+    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
+
+
+def _machine_id() -> str:
+    """Id of an operating system installation, which clones and containers may share; empty if it has none."""
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"unknown, of {socket.gethostname()}"
+
+
+def _pid_namespace() -> str:
+    """Name of this process's PID namespace; a unique one if /proc shows another namespace."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return UNSEEN
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return UNSEEN if Path("/proc/self").exists() else "unknown"
+
+
+UNSEEN = f"unseen, {uuid.uuid4().hex}"
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22); None if missing or a
+    zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in ("Z", "X") else int(fields[18])

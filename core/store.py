@@ -1,0 +1,430 @@
+"""Store of outputs: one content-addressed folder per stage output, committed by one file that is written last.
+
+    STORE/<stage>/<name>--<fingerprint>/
+        stage.json      description of the work, written before any work
+        lease/          numbered leases of the owners; the number is the fencing token
+        logs/           output of the stage's processes
+        work/           state across attempts: records of finished shards, spills, checkpoints
+        data/           the final files
+        manifest.json   every file with size and checksum, counts, timings, versions
+        _SUCCESS        the checksum of manifest.json: the commit point
+        kept_output.json    the earlier version's output that is used in place of this one (`output_identities.py`)
+    STORE/runs/<run>/run.json
+
+The folders alone determine what is done. This file does not depend on what a stage computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gristmill.core.files import (
+    DEFAULT_STORE,
+    OBJECT_STORES,
+    TEMPORARY_MARK,
+    as_path,
+    atomic_write,
+    create_exclusively,
+    is_local,
+    json_bytes,
+    read_json,
+    sha256_file,
+    write_json,
+)
+from gristmill.core.object_stores import asked_for, not_installed
+from gristmill.core.secrets import mask_text, remember_secrets
+
+MANIFESTS = "manifests"
+"""Folder of a store with the manifests created in Python and not saved elsewhere."""
+
+
+ANSWER_SECONDS = 10.0
+"""Timeout of an object store for the first request of a command."""
+CREDENTIALS = (
+    "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
+)
+ENDPOINT = "see that it can be reached from here; AWS_ENDPOINT_URL names the address of a store that is not Amazon's"
+
+
+class StoreLocationError(ValueError):
+    """A location cannot hold a store; the message says what to give instead."""
+
+
+def store_at(option: str | None) -> Store:
+    """Store of an option, else of GRISTMILL_STORE, else the default; it need not exist yet.
+
+    Raises:
+        StoreLocationError: the location is a file or in this process's memory, no installed library opens such URLs,
+            or the bucket does not exist or is not open to these credentials.
+    """
+    location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
+    remember_secrets(location)
+    try:
+        store = Store.at(location)
+    except (ValueError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise StoreLocationError(
+            mask_text(
+                f"the store {location}: {reason}; give a folder, or a URL of a kind that "
+                "fsspec opens here, such as s3://bucket/folder"
+            )
+        ) from error
+    if location.startswith("memory:"):
+        raise StoreLocationError(
+            f"the store {location} would be in the memory of this process alone, and stages run "
+            "in processes of their own; give a folder, or the URL of an object store"
+        )
+    if (problem := why_not_open(store.root)) is not None:
+        raise StoreLocationError(mask_text(f"the store {location}: {problem}"))
+    if is_local(store.root) and store.root.exists() and not store.root.is_dir():
+        raise StoreLocationError(f"the store {store.root} is a file; name a folder with --store or GRISTMILL_STORE")
+    return store
+
+
+def why_not_open(root: Path) -> str | None:
+    """Reason why the bucket of an object store cannot be used, with a remedy; None if it can.
+
+    A store that does not answer is given ANSWER_SECONDS, as nothing has started yet.
+    """
+    if is_local(root):
+        return None
+    protocol = root.protocol  # type: ignore[attr-defined]
+    try:
+        files = root.fs  # type: ignore[attr-defined]
+    except ImportError as error:
+        return not_installed(protocol, error)
+    if protocol not in OBJECT_STORES:
+        return None
+    try:
+        with asked_for(ANSWER_SECONDS):
+            files.info(root.drive)
+    except FileNotFoundError:
+        return f"there is no bucket {root.drive}, or these credentials may not know of it; make it, or correct the name"
+    except PermissionError as error:
+        return f"access is denied ({error}); {CREDENTIALS}"
+    except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+        if "Credential" in type(error).__name__:
+            return f"there are no credentials ({error}); {CREDENTIALS}"
+        return f"it does not answer ({error.__cause__ or error}); {ENDPOINT}"
+    return None
+
+
+State = Literal["committed", "unfinished", "missing", "corrupt"]
+FINGERPRINT_CHARS = 16
+KEPT_WORK = ("tensorboard",)
+"""Folders below work/ that stay after the commit."""
+KEPT_LIST = "kept.json"
+"""File with a stage's list of further paths below work/ that stay."""
+LAST_WORK = ("result.json", KEPT_LIST)
+"""Files of work/ that are removed last and in this order, so that a killed cleanup resumes with the same list."""
+
+HASHED_AT_ONCE = 4
+"""Threads that hash the files of an output."""
+
+
+IDENTITY = "identity"
+"""Key of a manifest for the identity of an equal earlier output; see `output_identities.py`."""
+Files = Mapping[str, Mapping[str, Any]]
+"""Bytes and sha256 by name of an output's files."""
+
+
+class CorruptError(RuntimeError):
+    """A committed output that differs from its manifest."""
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """Folder of a stage output, finished or not."""
+
+    path: Path
+
+    @property
+    def data(self) -> Path:
+        """Folder of the final files."""
+        return self.path / "data"
+
+    @property
+    def work(self) -> Path:
+        """Folder of state across attempts."""
+        return self.path / "work"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the output of attempts."""
+        return self.path / "logs"
+
+    def state(self) -> State:
+        """State of the folder; compares sizes, not contents (see `verify`)."""
+        if not self.path.exists():
+            return "missing"
+        if not (self.path / "_SUCCESS").exists():
+            return "unfinished"
+        return "corrupt" if next(self.damage(), None) else "committed"
+
+    def manifest(self) -> dict[str, Any]:
+        """Committed manifest.
+
+        Raises:
+            CorruptError: the manifest is missing, or differs from the committed one.
+        """
+        content = (self.path / "manifest.json").read_bytes()
+        if hashlib.sha256(content).hexdigest() != (self.path / "_SUCCESS").read_text().strip():
+            raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest that was committed")
+        manifest: dict[str, Any] = json.loads(content)
+        return manifest
+
+    def committed_manifest(self) -> dict[str, Any] | None:
+        """Manifest of a readable commit, or None; the files may be damaged."""
+        try:
+            return self.manifest()
+        except (OSError, ValueError, CorruptError):
+            return None
+
+    def damage(self, deep: bool = False) -> Iterator[str]:
+        """Yield a sentence for every committed file that is missing, or has another size or (deep) another checksum."""
+        try:
+            files = self.manifest()["files"]
+        except (OSError, ValueError, CorruptError) as error:
+            yield str(error)
+            return
+        for name, entry in files.items():
+            file = self.data / name
+            if not file.exists():
+                yield f"{file} is gone"
+            elif file.stat().st_size != entry["bytes"]:
+                yield f"{file} has {file.stat().st_size} bytes, committed were {entry['bytes']}"
+            elif deep and sha256_file(file) != entry["sha256"]:
+                yield f"{file} has the committed size but not the committed checksum"
+
+    def begin(self, description: Mapping[str, Any], shared: bool = False) -> None:
+        """Write the description of the work, and set a damaged commit aside so that the work continues.
+
+        Removes half-written files of an interrupted attempt.
+
+        Args:
+            shared: True if other hosts may work here (`engine.nodes`): half-written files of the output may be theirs,
+                and stay until the commit.
+        """
+        for folder in (self.data, self.work, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "stage.json", description)
+        success = self.path / "_SUCCESS"
+        if success.exists():
+            number = len(list(self.path.glob("_CORRUPT.*")))
+            (self.path / f"_CORRUPT.{number}").write_text("\n".join(self.damage()) + "\n")
+            success.unlink()
+        self._remove_half_written(self.path.glob)
+        if not shared:
+            self._remove_half_written(self.data.rglob)
+
+    def commit(
+        self,
+        header: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        decide: Callable[[bytes], None] = lambda content: None,
+        find_alias: Callable[[Files], str] = lambda files: "",
+    ) -> dict[str, Any]:
+        """Commit the output: write the manifest, then `_SUCCESS`, then remove files that only attempts need.
+
+        Another host that repeats a task, as its first host seemed dead, may still be writing: its temporary files are
+        ignored.
+
+        Args:
+            header, summary: further entries of the manifest.
+            decide: called with the manifest's content before the commit; raises to prevent it.
+            find_alias: function from the files to the identity of an equal earlier output; empty if there is none.
+        """
+        paths = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+            files = {
+                file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum}
+                for file, checksum in zip(paths, pool.map(sha256_file, paths), strict=True)
+            }
+        manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
+        if alias := find_alias(files):
+            manifest[IDENTITY] = alias
+        content = json_bytes(manifest)
+        decide(content)
+        self.publish(content)
+        self._remove_half_written(self.data.rglob)
+        self.clean_work()
+        return manifest
+
+    def publish(self, content: bytes) -> bool:
+        """Write a manifest whose commit is decided, and `_SUCCESS`; False if a commit exists.
+
+        Raises:
+            CorruptError: another process has committed another manifest.
+        """
+        success, checksum = self.path / "_SUCCESS", hashlib.sha256(content).hexdigest()
+        if success.exists():
+            return False
+        with atomic_write(self.path / "manifest.json") as sink:
+            sink.write(content)
+        if not create_exclusively(success, checksum.encode()) and success.read_text().strip() != checksum:
+            raise CorruptError(f"{self.path} was committed by somebody else meanwhile")
+        return True
+
+    def clean_work(self) -> None:
+        """Remove files that only attempts need; the files that mark a pending cleanup go last."""
+        if not self.work.exists():
+            return
+        listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
+        names = [*KEPT_WORK, *(read_json(listed) if listed.exists() else ())]
+        _remove_but(self.work, [*(self.work / name for name in names), *marks])
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+    def is_tidy(self) -> bool:
+        """True if the cleanup of a committed output is complete; a process may be killed during it."""
+        return not (
+            any((self.work / name).exists() for name in LAST_WORK) or any(self.path.glob(f"*{TEMPORARY_MARK}*"))
+        )
+
+    def tidy(self) -> None:
+        """Remove leftovers of an attempt that was killed after its commit."""
+        self.clean_work()
+        self._remove_half_written(self.path.glob)
+
+    def _remove_half_written(self, find: Callable[[str], Iterable[Path]]) -> None:
+        for leftover in list(find(f"*{TEMPORARY_MARK}*")):
+            leftover.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder, or any fsspec URL, with all stage outputs and the records of all runs."""
+
+    root: Path
+
+    @classmethod
+    def at(cls, location: str | Path) -> Store:
+        """Store at a local path or an fsspec URL."""
+        root = as_path(location)
+        return cls(root.resolve() if is_local(root) else root)
+
+    def folder(self, stage: str, name: str, fingerprint: str) -> StageFolder:
+        """Folder of a stage output; only the fingerprint counts, `name` is for people."""
+        stages = self.root / stage
+        suffix = f"--{fingerprint[:FINGERPRINT_CHARS]}"
+        if stages.exists():
+            for existing in sorted(stages.iterdir()):
+                if existing.name.endswith(suffix):
+                    return StageFolder(existing)
+        return StageFolder(stages / f"{name}{suffix}")
+
+    def outputs(self) -> Iterator[tuple[str, StageFolder]]:
+        """Yield every stage output in the store, with its stage's name."""
+        if not self.root.exists():
+            return
+        for stage in sorted(self.root.iterdir()):
+            if not stage.is_dir() or stage.name in ("runs", "trash", MANIFESTS):
+                continue
+            for folder in self.outputs_of(stage.name):
+                yield stage.name, folder
+
+    def outputs_of(self, stage: str) -> Iterator[StageFolder]:
+        """Yield every output of one stage."""
+        if not (self.root / stage).exists():
+            return
+        for folder in sorted((self.root / stage).iterdir()):
+            if "--" in folder.name:
+                yield StageFolder(folder)
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the records of runs."""
+        return self.root / "runs"
+
+    @property
+    def trash(self) -> Path:
+        """Folder of outputs replaced by a forced rerun."""
+        return self.root / "trash"
+
+
+def _remove_but(folder: Path, kept: list[Path]) -> None:
+    """Remove a folder's content except some paths and their parent folders.
+
+    Other hosts may write there until they have seen the commit, so folders are renamed before they are removed.
+    first, under which nobody adds to it.
+    """
+    for item in folder.iterdir():
+        if item in kept:
+            continue
+        if any(item in path.parents for path in kept):
+            _remove_but(item, kept)
+        elif item.is_dir():
+            remove_tree(_put_aside(item))
+        else:
+            item.unlink(missing_ok=True)
+
+
+def _put_aside(folder: Path) -> Path:
+    """Rename a folder to an unknown name; in an object store, which has no folders, it stays."""
+    if not is_local(folder):
+        return folder
+    return folder.rename(folder.with_name(f"{folder.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}"))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and its content."""
+    if is_local(path):
+        shutil.rmtree(path)
+    else:
+        path.rmdir(recursive=True)  # type: ignore[call-arg]
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of installed libraries that affect results."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"python": platform.python_version()}
+    for package in (
+        "gristmill",
+        "apache-beam",
+        "pyarrow",
+        "numpy",
+        "numba",
+        "datasketch",
+        "fasttext",
+        "tokenizers",
+        "torch",
+    ):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def new_run_folder(store: Store, name: str) -> Path:
+    """Create the folder of a new run, named by the time; two runs in one second get two folders."""
+    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    number = 1
+    while True:
+        folder = store.runs / (base if number == 1 else f"{base}-{number}")
+        if create_exclusively(folder / "started", uuid.uuid4().hex.encode()):
+            return folder
+        number += 1
+
+
+def read_runs(store: Store) -> list[tuple[Path, dict[str, Any]]]:
+    """All runs with their records, oldest first."""
+    if not store.runs.exists():
+        return []
+    return [
+        (folder, read_json(folder / "run.json"))
+        for folder in sorted(store.runs.iterdir())
+        if (folder / "run.json").exists()
+    ]

@@ -1,0 +1,167 @@
+"""Measuring documents in batches; a document that raises an error is quarantined alone.
+
+For stages that compare documents with each other: each of their jobs reads the same texts in the same order. The
+annotations of earlier stages are merged once per shard, so that only the first job reads all their tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.core.secrets import mask_text
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts
+from gristmill.dataprep.documents import (
+    MERGED,
+    annotate,
+    annotation_stages,
+    combine_annotations,
+    judged_rows,
+    read_shard,
+    read_table,
+    write_table,
+)
+from gristmill.dataprep.edits import EDITS
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.text.kernels import text_buffers
+
+BATCH_ROWS = 1000
+
+Measure = Callable[[Any], Mapping[str, Any]]
+"""Function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or Arrow arrays for types that
+NumPy lacks."""
+
+
+def measure_texts(texts: pa.ChunkedArray | pa.Table, measure: Measure) -> tuple[dict[str, Any], list[str | None]]:
+    """Measure every text; a text that raises gets an error instead of values.
+
+    Args:
+        texts: n strings, or a table of n rows.
+        measure: pure function, called with a batch and, if that raises, with each of its texts alone.
+
+    Returns:
+        columns of the texts that did not raise, in order; and per text its error, or None.
+    """
+    parts: list[Mapping[str, Any]] = [measure(texts.slice(0, 0).combine_chunks())]
+    errors: list[str | None] = []
+    for start in range(0, len(texts), BATCH_ROWS):
+        batch = texts.slice(start, BATCH_ROWS).combine_chunks()
+        measured, error = _try(measure, batch)
+        if measured is not None:
+            parts.append(measured)
+            errors.extend([None] * len(batch))
+            continue
+        for row in range(len(batch)):
+            measured, error = _try(measure, batch.slice(row, 1))
+            errors.append(error)
+            if measured is not None:
+                parts.append(measured)
+    return {name: _concatenate([part[name] for part in parts]) for name in parts[0]}, errors
+
+
+def _concatenate(arrays: list[Any]) -> Any:
+    return pa.concat_arrays(arrays) if isinstance(arrays[0], pa.Array) else np.concatenate(arrays)
+
+
+def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Array:
+    """Measured column with null for every text that raised, and for NaN, which means "does not apply"."""
+    is_measured = np.array([error is None for error in errors], bool)
+    positions = np.cumsum(is_measured) - 1
+    column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    return column.take(pa.array(positions, mask=~is_measured))
+
+
+def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, Any] | None, str | None]:
+    try:
+        return measure(texts), None
+    except Exception as error:  # noqa: BLE001 - any error quarantines the document
+        return None, mask_text(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class JudgedTexts:
+    """Texts of one shard that a stage judges.
+
+    Attributes:
+        documents: the shard with `id`, `source`, `locator` and `text`.
+        rows: int64, rows kept by earlier stages.
+        judged: int64, rows that this stage judges.
+        errors: per judged row, the error of reading its text, or None.
+        good: int64, ascending, judged rows with readable text.
+        texts: their texts, one `large_string` array.
+    """
+
+    documents: pa.Table
+    rows: np.ndarray
+    judged: np.ndarray
+    errors: Sequence[str | None]
+    good: np.ndarray
+    texts: pa.Array
+
+    def ids(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the readable texts as two uint64 each, which sort like the bytes."""
+        ids = self.documents["id"].take(pa.array(self.good)).combine_chunks()
+        halves = np.frombuffer(b"".join(ids.to_pylist()), ">u8").astype(np.uint64).reshape(-1, 2)
+        return halves[:, 0].copy(), halves[:, 1].copy()
+
+    def annotate(self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]) -> tuple[pa.Table, Counts]:
+        """Annotation table and its counts; `reasons` and `measures` have one value per readable text."""
+        columns = {name: spread(values, self.errors) for name, values in measures.items()}
+        spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)
+        return annotate(self.documents, self.rows, self.judged, spread_reasons, columns, self.errors)
+
+
+def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None) -> JudgedTexts:
+    """Read the texts of a shard that were kept so far and belong to the sources (all if None)."""
+    kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
+    documents, rows = kept_shard.documents, kept_shard.rows
+    judged = judged_rows(documents, rows, sources)
+    column = documents["text"].take(pa.array(judged))
+    _, errors = measure_texts(column, _check_encoding)
+    readable = np.array([error is None for error in errors], bool)
+    texts = column.filter(pa.array(readable)).combine_chunks().cast(pa.large_string())
+    return JudgedTexts(documents, rows, judged, errors, judged[readable], texts)
+
+
+def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str, Path]:
+    """Replace all annotating stages among the inputs by one, MERGED.
+
+    For stages that read every shard several times. The merged tables, in the work folder, have the rows kept by all
+    stages and their composed edits, so that each job reads two files per shard, however long the chain is.
+
+    Args:
+        inputs: `ingest`, and the annotating stages in the order in which they ran.
+        context: of the stage.
+
+    Returns:
+        the new inputs, or the same ones if fewer than two stages annotate.
+    """
+    stages = annotation_stages(inputs)
+    if len(stages) < 2:
+        return dict(inputs)
+    out = context.work / MERGED
+    merge = partial(merge_shard, inputs=dict(inputs), out=out)
+    run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context, direct=True)
+    return {**{name: folder for name, folder in inputs.items() if name not in stages}, MERGED: out}
+
+
+def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
+    """Write the annotations of all stages of one shard as one table: `id`, `keep` and, if a stage edits, `edits`."""
+    ids = read_table(inputs["ingest"] / task.name, ["id"])["id"]
+    combined = combine_annotations(inputs, task.name, ids, [EDITS])
+    edits = {} if combined.edits is None else {EDITS: combined.edits}
+    write_table(out / task.name, pa.table({"id": ids, "keep": pa.array(combined.keep), **edits}), repeating=())
+    return Done([out / task.name])
+
+
+def _check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:
+    """Raise if a text is not UTF-8, which all kernels rely on."""
+    text_buffers(texts)
+    return {}

@@ -1,0 +1,143 @@
+"""Stage `annotate` with a model: write its scores as columns, and drop documents by thresholds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep import conservation as histograms
+from gristmill.dataprep.annotate_batches import Measure, measure_texts, spread
+from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.encoders.document_scores import Announced, Score, announce, described, is_fasttext, load_scorer
+from gristmill.dataprep.encoders.forward_backends import network_packages
+from gristmill.dataprep.encoders.model_folders import ModelFolderError, check_installed, folder_sha256, model_folder
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.thresholds import bounds_of, count_failures, failures, first_failures
+from gristmill.mixtures.encoder_settings import ScoringModel
+from gristmill.mixtures.steps.own_steps import Annotate
+from gristmill.mixtures.yaml_text import did_you_mean
+
+READ = ("(tokens)", "(windows)", "(whole)")
+"""Counts per text beside its columns; names of columns cannot have parentheses."""
+
+
+def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Context) -> dict[str, Any]:
+    """Score every kept document with a model, and drop documents by the thresholds.
+
+    Returns:
+        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model, and the numbers of documents,
+        tokens and windows read, and of documents that were not read to their end (`cut`).
+
+    Raises:
+        ModelFolderError: the model does not exist, or a threshold bounds a column that it does not have.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    model = _model(section)
+    check_bounds(section, announce(model))
+    sha256 = folder_sha256(model.path)
+    load_scorer(model, sha256)  # fail before any work; threads of this process share the model
+    process = partial(score_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), sha256=sha256, out=out)
+    results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
+    totals = {
+        name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")
+    }
+    seconds = sum(result["seconds"] for result in results)
+    if seconds:
+        print(
+            f"{context.stage}: {totals['documents']:,} documents, {totals['tokens']:,} tokens; each worker read "
+            f"{totals['documents'] / seconds:,.1f} documents/s, {totals['tokens'] / seconds:,.0f} tokens/s",
+            flush=True,
+        )
+    return {
+        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
+        "rules": add_counts(result["rules"] for result in results),
+        "histograms": {
+            name: histograms.fit_histogram(counted)
+            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+        },
+        "reader": {**described(model, sha256), **totals},
+    }
+
+
+def _model(section: Annotate) -> ScoringModel:
+    assert section.model is not None
+    return section.model
+
+
+def check_bounds(section: Annotate, found: Announced) -> None:
+    """Raise ModelFolderError if a threshold bounds something other than a numeric column of the model."""
+    for bound in bounds_of(section):
+        if bound.statistic not in found.numbers:
+            raise ModelFolderError(
+                f"{bound.key} bounds no column of numbers that {_model(section).path} has"
+                f"{did_you_mean(bound.statistic, list(found.numbers))}; it has "
+                f"{', '.join(found.numbers) or 'none'}"
+            )
+
+
+def check_packages(model: ScoringModel) -> None:
+    """Raise ModelFolderError if a package that the model needs is not installed."""
+    if not is_fasttext(model):
+        check_installed(*network_packages(model_folder(model.path), model))
+
+
+def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], sha256: str, out: Path) -> Done:
+    """Score one document shard and write its annotations."""
+    section = Annotate.model_validate(config)
+    model = _model(section)
+    announced, score = announce(model), load_scorer(model, sha256)
+    shard = read_shard(inputs, task.name, ["id", "source", "text"])
+    judged = judged_rows(shard.documents, shard.rows, section.sources)
+    texts = shard.documents["text"].take(pa.array(judged))
+    start_time = time.perf_counter()
+    measured, errors = measure_texts(texts, as_measure(announced, score))
+    seconds = time.perf_counter() - start_time
+    numbers = {name: measured[name] for name in announced.numbers}
+    failed = failures(numbers, {"annotate": section})
+    reasons = first_failures(failed, len(judged) - sum(error is not None for error in errors))
+    columns = {name: spread(measured[name], errors) for name in announced.columns}
+    spread_reasons = spread(pa.array(reasons, pa.string()), errors)
+    table, counts = annotate(shard.documents, shard.rows, judged, spread_reasons, columns, errors)
+    write_table(out / task.name, table)
+    tokens, windows, is_whole = (measured[name] for name in READ)
+    return Done(
+        [out / task.name],
+        {
+            "counts": counts,
+            "rules": count_failures(failed),
+            "seconds": seconds,
+            "histograms": {
+                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+            },
+            "read": {
+                "documents": len(is_whole),
+                "tokens": int(tokens.sum()),
+                "windows": int(windows.sum()),
+                "cut": int((~is_whole).sum()),
+            },
+        },
+    )
+
+
+def as_measure(found: Announced, score: Score) -> Measure:
+    """Make a measure of the model's columns and the counts READ for batches of texts."""
+
+    def measure(texts: pa.Array) -> Mapping[str, Any]:
+        if not len(texts):
+            names = {} if found.likeliest is None else {found.likeliest: pa.array([], pa.string())}
+            no_counts = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
+            return {**{name: np.zeros(0) for name in found.numbers}, **names, **dict(zip(READ, no_counts, strict=True))}
+        scores = score(texts)
+        names = {} if found.likeliest is None else {found.likeliest: pa.array(scores.likeliest, pa.string())}
+        columns = {name: scores.numbers[:, column_index] for column_index, name in enumerate(found.numbers)}
+        return {**columns, **names, **dict(zip(READ, (scores.tokens, scores.windows, scores.whole), strict=True))}
+
+    return measure

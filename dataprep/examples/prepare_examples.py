@@ -1,0 +1,287 @@
+"""Stages `sft_prepare` and `dpo_prepare`: run the stages that prepare documents on examples.
+
+Output:
+
+    documents/<view>/part-*.parquet    examples as documents, one view per text that steps judge (`view_text`); all
+                                       views have the same rows
+    records/part-*.parquet             the examples, row by row: `id`, `set`, `record` (JSON)
+    <step>/                            output of each step: annotations, clusters, matches
+    refused.jsonl                      records that are not examples
+    prepared.json                      steps in their order, and counts per set
+
+The id of a document is that of its example; repeated examples get ids of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.core.files import write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import ConservationError
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
+from gristmill.dataprep.examples.conversations import said
+from gristmill.dataprep.examples.kept_examples import (
+    DOCUMENTS,
+    PREPARED,
+    QUARANTINED,
+    RECORDS,
+    RECORDS_SCHEMA,
+    set_names,
+    write_quarantined,
+)
+from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, made_path, read_set
+from gristmill.dataprep.llm.judge_pairs import pair_text
+from gristmill.dataprep.reading.records import metadata_json
+from gristmill.mixtures.posttraining import Instructions, PreferencePairs
+from gristmill.mixtures.prepare import ExampleStep
+
+PAIRS = "judge_pairs"
+"""Step that compares the answers of pairs, and the view that it reads."""
+BOTH = "-of-both"
+"""Suffix of views of pairs that include the rejected answer."""
+
+
+def view_of(step: ExampleStep, kind: Kind) -> str:
+    """Name of the view that a step judges: `answer` or `conversation`, with BOTH for deduplicating pairs, or PAIRS."""
+    if step.stage == PAIRS:
+        return PAIRS
+    return step.judged + (BOTH if kind == "dpo" and step.stage == "dedup" else "")
+
+
+def view_text(view: str, example: Mapping[str, Any]) -> str:
+    """Text of an example: all its messages, or those of the assistant's answers, separated by blank lines.
+
+    Args:
+        view: name from `view_of`.
+        example: `messages` of instructions; `prompt`, `chosen` and `rejected` of pairs; `prompt`, `completion` and
+            `label` of single answers.
+    """
+    if view == PAIRS:
+        prompt = _text(example["prompt"])
+        return (
+            pair_text(prompt, _text(example["chosen"]), _text(example["rejected"]))
+            if "chosen" in example
+            else (json.dumps({"prompt": prompt}))
+        )
+    with_rejected = view.endswith(BOTH)
+    if view.removesuffix(BOTH) == "answer":
+        text = _text([message for message in _answers(example, with_rejected) if message["role"] == "assistant"])
+    else:
+        text = _text([*example.get("prompt", []), *_answers(example, with_rejected)])
+    # The same answer with the opposite label is not a duplicate.
+    return (
+        f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}"
+        if with_rejected and "label" in example
+        else text
+    )
+
+
+def _answers(example: Mapping[str, Any], with_rejected: bool) -> Sequence[Mapping[str, Any]]:
+    if "chosen" in example:
+        return [*example["chosen"], *(example["rejected"] if with_rejected else [])]
+    answers: Sequence[Mapping[str, Any]] = example["completion" if "label" in example else "messages"]
+    return answers
+
+
+def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(part for message in messages for part in said(message))
+
+
+STAGES = {
+    "filter": "gristmill.dataprep.filtering.filter",
+    "dedup": "gristmill.dataprep.duplicates.dedup",
+    "langid": "gristmill.dataprep.langid.langid",
+    "decontaminate": "gristmill.dataprep.passages.decontaminate",
+    "annotate": "gristmill.dataprep.user_code.annotate",
+    PAIRS: "gristmill.dataprep.llm.judge_pairs",
+}
+SHARD_BYTES = 16_000_000
+"""Target size of a shard; a shard has at least one record."""
+SHOWN_REASONS = 3
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read all sets, and run the steps on them.
+
+    Args:
+        inputs: generated sets.
+        config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that section.
+        out: output folder, see the module.
+        context: of the stage.
+
+    Returns:
+        `sets`: per set `name`, `path`, `records`, `refused` (with reasons), `beyond_limit`, `dropped` (rule -> number),
+        `quarantined` and `kept`; `steps`: per step its `stage`, the view that it `judges`, and its summary.
+
+    Raises:
+        ExamplesError: too many records of a set are quarantined, a step names an unknown set, or a set is left empty.
+        ConservationError: records were lost or counted twice.
+    """
+    kind: Kind = config["kind"]
+    section = Instructions if kind == "sft" else PreferencePairs
+    data = [section.model_validate(item) for item in config["data"]]
+    steps = [
+        ExampleStep.model_validate({key: value for key, value in step.items() if value is not None})
+        for step in config["prepare"]
+    ]
+    names = set_names([entry.path for entry in data])
+    check_sources(kind, steps, names)
+    read = [
+        read_set(made_path(entry.path, inputs), kind, entry.format, entry.limit, entry.max_quarantined)
+        for entry in data
+    ]
+    write_quarantined(
+        out / QUARANTINED, ((name, example_set.quarantined) for name, example_set in zip(names, read, strict=True))
+    )
+    views = [view_of(step, kind) for step in steps]
+    write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
+    summaries = list(run_steps(steps, views, out, context))
+    sets = [
+        {
+            "name": name,
+            "path": entry.path,
+            **example_set.counts(),
+            **_kept_and_dropped(name, summaries, len(example_set.examples)),
+        }
+        for name, entry, example_set in zip(names, data, read, strict=True)
+    ]
+    for set_summary in sets:
+        check_set(kind, set_summary)
+    step_views = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
+    write_json(out / PREPARED, {"steps": step_views, "sets": sets})
+    return {"sets": sets, "steps": [{**step, **summary} for step, summary in zip(step_views, summaries, strict=True)]}
+
+
+def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]) -> None:
+    """Raise ExamplesError if a step names an unknown set."""
+    for number, step in enumerate(steps):
+        rule_sources = step.filter.rule_sources.values() if step.filter is not None else ()
+        step_sources = [*(step.config.sources or ()), *(name for rule_sets in rule_sources for name in rule_sets)]
+        unknown = [name for name in step_sources if name not in names]
+        if unknown:
+            raise ExamplesError(
+                f"{kind}.prepare[{number}].{step.stage}: there is no set {unknown[0]!r} (sets, by "
+                f"their files: {', '.join(names)})"
+            )
+
+
+def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[str]) -> None:
+    """Write the examples of all sets as documents, and their records; rows are ordered by set and id."""
+    occurrences: dict[str, int] = {}
+    for number, rows in enumerate(_shards(sets)):
+        ids = [_document_id(example["id"], occurrences) for _, _, example, _ in rows]
+        shard = f"part-{number:05d}.parquet"
+        columns = {
+            "id": pa.array(ids, pa.binary(ID_BYTES)),
+            "source": [name for name, *_ in rows],
+            "locator": [place for _, place, _, _ in rows],
+        }
+        metadata = [
+            metadata_json({key: value for key, value in (("example", example["id"]), ("url", url)) if value})
+            for _, _, example, url in rows
+        ]
+        for view in views:
+            texts = [view_text(view, example) for _, _, example, _ in rows]
+            write_table(
+                out / DOCUMENTS / view / shard,
+                pa.table({**columns, "text": texts, "metadata": metadata}).cast(DOCUMENT_SCHEMA),
+            )
+        write_table(
+            out / RECORDS / shard,
+            pa.table(
+                {
+                    "id": columns["id"],
+                    "set": columns["source"],
+                    "record": [json.dumps(example, ensure_ascii=False) for _, _, example, _ in rows],
+                }
+            ).cast(RECORDS_SCHEMA),
+        )
+
+
+Row = tuple[str, str, Example, str | None]
+"""Set, place, example, URL."""
+
+
+def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    size = 0
+    for name, example_set in sets.items():
+        for example, origin in zip(example_set.examples, example_set.origins, strict=True):
+            rows.append((name, origin.place, example, origin.url))
+            size += len(json.dumps(example))
+            if size >= SHARD_BYTES:
+                yield rows
+                rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _document_id(example: str, occurrences: dict[str, int]) -> bytes:
+    """Id of a document: the example's id for the first occurrence, otherwise a hash of it and the earlier occurrences."""
+    earlier = occurrences.get(example, 0)
+    occurrences[example] = earlier + 1
+    return (
+        bytes.fromhex(example)
+        if not earlier
+        else hashlib.blake2b(f"{example}/{earlier}".encode(), digest_size=ID_BYTES).digest()
+    )
+
+
+def run_steps(
+    steps: Sequence[ExampleStep], views: Sequence[str], out: Path, context: Context
+) -> Iterator[dict[str, Any]]:
+    """Run every step on the documents that earlier steps kept; yield their summaries."""
+    outputs: dict[str, Path] = {}
+    for step, view in zip(steps, views, strict=True):
+        work = context.work / step.stage
+        work.mkdir(parents=True, exist_ok=True)
+        stage = importlib.import_module(STAGES[step.stage])
+        yield stage.run(
+            {"ingest": out / DOCUMENTS / view, **outputs},
+            step.config.model_dump(mode="json"),
+            out / step.stage,
+            replace(context, work=work, stage=f"{context.stage}: {step.stage}"),
+        )
+        outputs[step.stage] = out / step.stage
+
+
+def _kept_and_dropped(name: str, summaries: Sequence[Mapping[str, Any]], read: int) -> dict[str, Any]:
+    """Numbers of a set's examples that each rule dropped, that raised an error, and that are left."""
+    counts = [summary["counts"]["sources"].get(name, {}) for summary in summaries]
+    return {
+        "dropped": {rule: number for step_counts in counts for rule, number in step_counts.get("dropped", {}).items()},
+        "quarantined": sum(step_counts.get("quarantined", 0) for step_counts in counts),
+        "kept": counts[-1].get("kept", 0) if counts else read,
+    }
+
+
+def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
+    """Check that every record of a set is accounted for, and that examples are left.
+
+    Raises:
+        ConservationError: records were lost or counted twice.
+        ExamplesError: no examples are left.
+    """
+    dropped = sum(found["dropped"].values())
+    accounted = found["refused"] + found["beyond_limit"] + dropped + found["quarantined"] + found["kept"]
+    if accounted != found["records"]:
+        raise ConservationError(
+            f"{kind}_prepare: {found['path']}: {found['records']} records were read but "
+            f"{accounted} are accounted for; nothing was committed"
+        )
+    if not found["kept"]:
+        most_frequent = sorted(found["dropped"].items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
+        reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
+        raise ExamplesError(
+            f"{found['path']}: {kind}.prepare leaves none of its {found['records']} records: "
+            f"{reasons}; loosen these rules, or remove the set"
+        )

@@ -1,0 +1,362 @@
+"""Job engine: run tasks, usually one per shard, on workers through a Beam runner.
+
+A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own reading
+and writing. Each finished task leaves a record with its counts and the sizes of its files; a rerun skips tasks with a
+record and complete files. Results do not depend on the distribution of tasks over workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from gristmill.core.files import as_path, at_once, file_names, file_sizes, is_local, write_json
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.documents import shard_names
+from gristmill.dataprep.jobs.cluster_retry import run_on_cluster
+from gristmill.dataprep.jobs.errors import failure_path, note_failure, noted_failure, own_error, shorten
+from gristmill.dataprep.jobs.multi_host import LOOK_SECONDS, offered, read_offers, take_share, taking_part
+from gristmill.dataprep.jobs.pool import Element, Pool, Work, in_processes, in_threads, in_turn, start_fork_server
+from gristmill.dataprep.jobs.runner import run_here
+
+Mode = Literal["memory", "threads", "processes"]
+POLL_SECONDS, STORE_POLL_SECONDS = 0.5, 10.0
+"""Intervals between progress checks: in a local folder, in a store."""
+MOST_ELEMENTS = 4096
+"""Maximum number of elements for a cluster. An element of a larger job has several tasks, each with its own record."""
+PROCESS_BYTES = 32_000_000
+"""Input size below which worker processes cost more than they gain, because each repeats the imports."""
+
+
+class IncompleteJobError(RuntimeError):
+    """Error of a runner that reported success although planned tasks have no result."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Task of a job.
+
+    Attributes:
+        name: unique and stable.
+        payload: arguments of the function, as JSON.
+        size_bytes: size of its input, if known. The largest tasks run first; `choose_mode` uses the total.
+    """
+
+    name: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """Return value of a task's function: the files that it committed, and a JSON result."""
+
+    files: Sequence[Path] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+Process = Callable[[Task], Done]
+"""Function of a task, importable by name or picklable, because other machines may run it."""
+
+
+def partition_tasks(num_partitions: int) -> list[Task]:
+    """Tasks for the partitions of a shuffle, with the partition's number as payload `partition`."""
+    return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
+
+
+def run_name(task: Task, run: int) -> str:
+    """File name of one of a task's runs."""
+    return f"{task.name}-{run}"
+
+
+def run_names(tasks: Sequence[Task], runs: Iterable[int]) -> list[str]:
+    """File names of all runs of some tasks, from the number of runs of each."""
+    return [run_name(task, run) for task, number in zip(tasks, runs, strict=True) for run in range(number)]
+
+
+def shard_tasks(ingest: Path) -> list[Task]:
+    """Tasks for the document shards of a committed ingest, in order: name, payload `shard` (its number) and size."""
+    sizes = file_sizes(ingest)
+    return [Task(shard, {"shard": number}, sizes[shard]) for number, shard in enumerate(shard_names(ingest))]
+
+
+def run_tasks(
+    job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False, direct: bool = False
+) -> list[dict[str, Any]]:
+    """Run all unfinished tasks, and return all results in the order of `tasks`.
+
+    Args:
+        job: name of the job within its stage; its records are kept in `context.work/job`.
+        tasks: unique names; the records of an interrupted attempt are reused by name.
+        process: called once per pending task; commits its files atomically before it returns.
+        context: where to run.
+        holds_gil: `process` spends its time in Python, or in native code that holds the GIL (see `choose_mode`).
+        direct: call the tasks without a pipeline if the local runner would run them one after another, for stages that
+            take less time than the start of a pipeline. A single task never needs one.
+
+    Raises:
+        Exception: the exception of a task, with its type; the message names the task ("job/task: ValueError: ...").
+        WorkerError: a worker process was killed, or crashed.
+        IncompleteJobError: the runner ended without an error but tasks have no result.
+    """
+    records = context.work / job
+    records.mkdir(parents=True, exist_ok=True)
+    names = [task.name for task in tasks]
+    results = read_records(records, names)
+    pending = [task for task, result in zip(tasks, results, strict=True) if result is None]
+    total = len(tasks)
+    context.progress(total - len(pending), total, "shards", job=job)
+    if pending:
+        mode = choose_mode(context.mode, context.workers, pending, holds_gil)
+        pending_records = {f"{task.name}.json" for task in pending}
+        num_finished = total - len(pending)
+        with Progress(context, job, total, lambda: num_finished + len(pending_records & file_names(records))):
+            _run_to_completion(job, pending, process, context, records, mode, direct)
+        results = read_records(records, names)
+    return check_complete(
+        f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
+    )
+
+
+def check_complete(
+    job: str, names: Sequence[str], results: Sequence[dict[str, Any] | None], done: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Check that all tasks have results, call `done`, and return the results.
+
+    Raises:
+        IncompleteJobError: a task does not have a result.
+    """
+    missing = [name for name, result in zip(names, results, strict=True) if result is None]
+    if missing:
+        raise IncompleteJobError(
+            f"{job}: {len(missing)} of {len(names)} planned tasks gave no result, first: {missing[0]}; "
+            "nothing was committed, rerun to finish them"
+        )
+    done()
+    return [result for result in results if result is not None]
+
+
+def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool) -> Mode:
+    """Choose the kind of workers of the local runner for `auto`.
+
+    `memory` (no workers) for one worker or one task; `processes` for functions that hold the GIL if the tasks read at
+    least PROCESS_BYTES in total; otherwise `threads`, which start immediately and share loaded data.
+    """
+    if mode != "auto":
+        return cast(Mode, mode)
+    if min(workers, len(tasks)) == 1:
+        return "memory"
+    worth_it = sum(task.size_bytes for task in tasks) >= PROCESS_BYTES
+    return "processes" if holds_gil and worth_it else "threads"
+
+
+def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | None]:
+    """Read the results of tasks, None for a task that is unfinished or whose files are missing.
+
+    An incomplete record, which a crash of the machine may leave, counts as unfinished. Each folder is listed once:
+    single requests to a store take hours for 10^5 tasks.
+    """
+    record_files = file_names(records)
+    recorded = [name if f"{name}.json" in record_files else None for name in names]
+    records_read = at_once(
+        partial(_read_record, records), [name for name in recorded if name is not None], is_local(records)
+    )
+    sizes: dict[str, Mapping[str, int]] = {}
+
+    def complete_result(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        for file, size in {} if record is None else record["files"].items():
+            folder, _, name = str(file).rpartition("/")
+            if folder not in sizes:
+                sizes[folder] = file_sizes(as_path(folder))
+            if sizes[folder].get(name) != size:
+                return None
+        return None if record is None else record["result"]
+
+    return [None if name is None else complete_result(next(records_read)) for name in recorded]
+
+
+def _read_record(records: Path, name: str) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads((records / f"{name}.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return record
+
+
+def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
+    """Run one task and write its record last.
+
+    Output files are synced to disk before. Files for later jobs (`shuffle_format.py`) and the record are not synced: after a
+    crash of the machine such a file is missing or smaller than recorded, since file systems extend a file when its data
+    are written, and the task runs again.
+    """
+    done = process(task)
+    files = {str(path): path.stat().st_size for path in done.files}
+    write_json(records / f"{task.name}.json", {"files": files, "result": dict(done.result)}, durable=False)
+    return dict(done.result)
+
+
+def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a task on a worker, from its name and payload, and return its counts.
+
+    An exception is noted and stops further tasks from starting; to the runner the task has empty output.
+    """
+    folder = as_path(records)
+    if failure_path(folder).exists():
+        return {}
+    try:
+        result = finish_task(Task(name, payload), process, folder)
+    except Exception as error:  # noqa: BLE001 - any exception ends the job
+        note_failure(folder, name, error)
+        return {}
+    return dict(result.get("counts", {}))
+
+
+def do_group(process: Process, records: str, group: Sequence[Element]) -> Iterator[dict[str, Any]]:
+    """Run the tasks of an element on a cluster worker, except those that an earlier attempt has finished."""
+    folder = as_path(records)
+    for name, payload in group:
+        # Most records are missing, which takes one request to see; the folder is listed only for an existing one.
+        is_recorded = len(group) > 1 and _read_record(folder, name) is not None
+        (recorded_result,) = read_records(folder, [name]) if is_recorded else [None]
+        yield (
+            do_task(process, records, name, payload)
+            if recorded_result is None
+            else dict(recorded_result.get("counts", {}))
+        )
+
+
+def in_groups(tasks: Sequence[Task]) -> list[list[Element]]:
+    """Group tasks into at most MOST_ELEMENTS elements for a cluster, each with a similar mix of sizes."""
+    elements: list[Element] = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
+    number = min(len(elements), MOST_ELEMENTS)
+    return [elements[offset::number] for offset in range(number)]
+
+
+def _run_to_completion(
+    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode, direct: bool
+) -> None:
+    work = partial(do_task, process, str(records))
+
+    def remaining_groups() -> list[list[Element]]:
+        results = read_records(records, [task.name for task in tasks])
+        return in_groups([task for task, result in zip(tasks, results, strict=True) if result is None])
+
+    def run() -> None:
+        if context.runner != "local":
+            run_on_cluster(job, context, records, partial(do_group, process, str(records)), remaining_groups)
+            return
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
+        if context.nodes > 1 and len(elements) > 1:
+            share_out(job, context, records, mode, work, elements)
+        elif (direct or len(elements) == 1) and mode == "memory":
+            for _ in in_turn(work, elements):
+                pass
+        else:
+            run_here(job, context.stage, _make_pool(mode, context.workers, work, len(tasks)), work, elements)
+
+    with raising_what_was_noted(job, records):
+        run()
+
+
+@contextmanager
+def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
+    """Context of a running job that raises the exception of a failed task instead of the runner's error."""
+    failure_path(records).unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        local_error = own_error(error)
+        if local_error is not None:
+            raise local_error from None
+        raise noted_failure(job, records) or shorten(job, error) from error
+    failure = noted_failure(job, records)
+    if failure is not None:
+        raise failure
+
+
+def share_out(job: str, context: Context, records: Path, mode: Mode, work: Work, elements: Sequence[Element]) -> None:
+    """Run tasks together with the other hosts of the stage (`multi_host.py`)."""
+
+    def run(claimed: Work, free: Sequence[Element]) -> None:
+        run_here(job, context.stage, _make_pool(mode, context.workers, claimed, len(free)), claimed, free)
+
+    with taking_part(context.work) as host, offered(job, context.work, records, mode, work, elements) as offer:
+        take_share(offer, host, run)
+
+
+def take_part(work: Path, workers: int) -> None:
+    """Run tasks of every job that a stage offers, led by another host, until this process is terminated.
+
+    Args:
+        work: the stage's `work/`.
+        workers: number of workers on this host.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    joined_claims: set[str] = set()
+    with taking_part(work) as host:
+        while True:
+            for offer in read_offers(work):
+                if offer.claims in joined_claims:
+                    continue
+                joined_claims.add(offer.claims)
+
+                def run(claimed: Work, free: Sequence[Element], mode: str = offer.mode) -> None:
+                    for _ in _make_pool(cast(Mode, mode), workers, claimed, len(free))(claimed, free):
+                        pass
+
+                take_share(offer, host, run)
+            time.sleep(LOOK_SECONDS)
+
+
+def largest_first(tasks: Sequence[Task]) -> list[Task]:
+    """Sort tasks by descending size, so that the longest do not start last."""
+    return sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
+
+
+def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
+    if mode == "memory":
+        return in_turn
+    if mode == "threads":
+        return partial(in_threads, min(workers, num_tasks))
+    start_fork_server(work)  # it imports the workers' modules while this process imports Beam
+    return partial(in_processes, min(workers, num_tasks))
+
+
+class Progress:
+    """Thread that reports the progress of a job while a runner blocks.
+
+    Args:
+        total: number of tasks.
+        count: function that returns the number of finished tasks.
+    """
+
+    def __init__(self, context: Context, job: str, total: int, count: Callable[[], int]) -> None:
+        self._context, self._job, self._total, self._count = context, job, total, count
+        self._seconds = POLL_SECONDS if is_local(context.work) else STORE_POLL_SECONDS
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        reported = -1
+        while not self._stop.wait(self._seconds):
+            done = self._count()
+            if done != reported:
+                self._context.progress(done, self._total, "shards", job=self._job)
+                reported = done

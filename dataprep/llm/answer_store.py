@@ -1,0 +1,281 @@
+"""Store of answers by key, so that no stage or attempt asks for an answer again.
+
+    STORE/answers/<settings>/settings.json               model and settings of all answers in the folder
+    STORE/answers/<settings>/<owner>~<unique>.jsonl      a line per answer: the key, a space, the answer as JSON with
+                                                         the id of the document that the prompt is about as `of`; for
+                                                         another document with the same prompt: the key, ` of `, its id
+
+Each process appends to its own file, one write per answer, so that killing it loses only the answer being written. An
+incomplete last line is skipped. Prompts are not stored. The index takes about 200 bytes of memory per answer. Object
+stores cannot append: there, a file is written after every UNSAVED_ANSWERS answers and at the end. `forget_answers`
+overwrites answers with blanks in place, so that offsets stay valid for concurrent readers and writers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.files import as_path, atomic_write, canonical_json, file_names, is_local, write_json
+
+SETTINGS_CHARACTERS = 16
+OFFSET_BITS = 48
+"""Bits of a line's offset within its file; the bits above hold the number of the file."""
+UNSAVED_ANSWERS = 100
+SETTINGS = "settings.json"
+END = ".jsonl"
+KEY_CHARACTERS = 64
+_WHOLE = re.compile(rb"[0-9a-f]{%d} \{.*\}\n\Z" % KEY_CHARACTERS, re.DOTALL)
+_DOCUMENT_LINE = re.compile(rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS)
+"""Line that names a document: an answer or a note."""
+_NOTE_LINE = re.compile(rb"[0-9a-f]{%d} of [0-9a-f]{32}\n\Z" % KEY_CHARACTERS)
+
+
+def key_of(settings: bytes, body: bytes, number: int) -> str:
+    """Key of an answer: 64 hexadecimal digits.
+
+    Args:
+        settings: model and its identity, as `canonical_json`.
+        body: of the request, as sent.
+        number: index among several answers to the same request.
+    """
+    digest = hashlib.sha256(b"%d %d " % (number, len(settings)))
+    digest.update(settings)
+    digest.update(body)
+    return digest.hexdigest()
+
+
+class KeptAnswers:
+    """Answers of one model with the same settings. One thread writes; any may read.
+
+    Args:
+        root: `STORE/answers`.
+        settings: the model and its settings, as JSON.
+        owner: output that asks; its requests count as its spending.
+    """
+
+    def __init__(self, root: Path, settings: Mapping[str, Any], owner: str) -> None:
+        self._folder = _folder_of(root, settings)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not (self._folder / SETTINGS).exists():
+            write_json(self._folder / SETTINGS, dict(settings))
+        self._is_local = is_local(self._folder)
+        self._places: dict[bytes, int] = {}
+        self._unsaved: dict[str, bytes] = {}
+        self._unsaved_notes: list[bytes] = []
+        self._noted: set[bytes] = set()
+        self._files: list[Path] = []
+        self._descriptors: dict[int, int] = {}
+        self._opening = threading.Lock()
+        self._owner, self._own, self._size = owner, -1, 0
+        self.spent: list[dict[str, Any]] = []
+        """Token counts of the owner's requests in earlier attempts."""
+        for name in sorted(file_names(self._folder)):
+            if name.endswith(END):
+                self._index(self._folder / name, name.startswith(f"{owner}~"))
+
+    def __len__(self) -> int:
+        return len(self._places) + len(self._unsaved)
+
+    def _index(self, path: Path, is_own: bool) -> None:
+        number, offset = len(self._files), 0
+        self._files.append(path)
+        for line in _lines(path):
+            if _WHOLE.match(line):
+                self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = number << OFFSET_BITS | offset
+                if is_own:
+                    answer = json.loads(line[KEY_CHARACTERS:])
+                    self.spent.append({name: answer[name] for name in ("prompt_tokens", "answer_tokens")})
+            elif _NOTE_LINE.match(line):
+                self._noted.add(line)
+            offset += len(line)
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """Answer of a key; None if it is unknown or has been forgotten meanwhile."""
+        unsaved = self._unsaved.get(key)
+        place = self._places.get(bytes.fromhex(key))
+        if unsaved is None and place is None:
+            return None
+        line = unsaved if unsaved is not None or place is None else self._line_at(place)
+        assert line is not None
+        if not _WHOLE.match(line):
+            return None
+        answer: dict[str, Any] = json.loads(line[KEY_CHARACTERS:])
+        return answer
+
+    def _line_at(self, place: int) -> bytes:
+        number, offset = place >> OFFSET_BITS, place & ((1 << OFFSET_BITS) - 1)
+        path = self._files[number]
+        if not self._is_local:
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                return stream.readline()
+        with self._opening:
+            if number not in self._descriptors:
+                self._descriptors[number] = os.open(path, os.O_RDONLY)
+            descriptor = self._descriptors[number]
+        chunk, size = b"", 1 << 13
+        while not chunk.endswith(b"\n"):
+            chunk = os.pread(descriptor, size, offset)
+            chunk, size = chunk[: chunk.find(b"\n") + 1 or len(chunk)], 2 * size
+        return chunk
+
+    def keep(self, key: str, answer: Mapping[str, Any], about: str | None = None) -> dict[str, Any]:
+        """Store an answer; it survives a crash of the process once this returns.
+
+        Args:
+            key: see `key_of`.
+            answer: `text` and further fields.
+            about: ids of the documents that the prompt is about, in hexadecimal, separated by blanks.
+
+        Returns:
+            stored record: the answer, with the first id as `of`.
+        """
+        first, _, more_documents = (about or "").partition(" ")
+        record = {"of": first, **answer} if first else dict(answer)
+        line = f"{key} {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n".encode("utf-8", "replace")
+        if self._is_local:
+            self._places[bytes.fromhex(key)] = self._append(line)
+        else:
+            self._unsaved[key] = line
+            self._save_many()
+        self.note(key, more_documents)
+        return record
+
+    def note(self, key: str, about: str) -> None:
+        """Record that an answer is also about further documents."""
+        for document in about.split():
+            line = f"{key} of {document}\n".encode()
+            if line in self._noted:
+                continue
+            self._noted.add(line)
+            if self._is_local:
+                self._append(line)
+            else:
+                self._unsaved_notes.append(line)
+                self._save_many()
+
+    def _append(self, line: bytes) -> int:
+        """Append a line to the file of this process and return its place."""
+        if self._own < 0:
+            path = self._folder / self._new_file_name()
+            self._own = len(self._files)
+            self._files.append(path)
+            self._descriptors[self._own] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        unwritten = memoryview(line)
+        while unwritten:
+            unwritten = unwritten[os.write(self._descriptors[self._own], unwritten) :]
+        place = self._own << OFFSET_BITS | self._size
+        self._size += len(line)
+        return place
+
+    def close(self) -> None:
+        """Save unsaved answers and close all files."""
+        self._save()
+        if self._own >= 0 and self._own in self._descriptors:
+            os.fsync(self._descriptors[self._own])
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _new_file_name(self) -> str:
+        return f"{self._owner}~{uuid.uuid4().hex[:12]}{END}"
+
+    def _save_many(self) -> None:
+        if len(self._unsaved) + len(self._unsaved_notes) >= UNSAVED_ANSWERS:
+            self._save()
+
+    def _save(self) -> None:
+        if not self._unsaved and not self._unsaved_notes:
+            return
+        path, offset = self._folder / self._new_file_name(), 0
+        with atomic_write(path) as sink:
+            sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
+        self._files.append(path)
+        for key, line in self._unsaved.items():
+            self._places[bytes.fromhex(key)] = (len(self._files) - 1) << OFFSET_BITS | offset
+            offset += len(line)
+        self._unsaved, self._unsaved_notes = {}, []
+
+
+def _folder_of(root: Path, settings: Mapping[str, Any]) -> Path:
+    return root / hashlib.sha256(canonical_json(settings)).hexdigest()[:SETTINGS_CHARACTERS]
+
+
+def has_answers(root: Path, settings: Mapping[str, Any]) -> bool:
+    """Return True if the store has an answer of the model with these settings."""
+    folder = _folder_of(root, settings)
+    return folder.exists() and any(name.endswith(END) for name in file_names(folder))
+
+
+def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict[str, int]:
+    """Forget the answers about some documents, even if further documents share the prompt.
+
+    Args:
+        root: `STORE/answers`.
+        documents: ids, in hexadecimal.
+        remove: overwrite the answers; otherwise only count them.
+
+    Returns:
+        `answers`, the number about these documents, and `unknown`, the number of answers that name no document.
+    """
+    files = [
+        folder / name
+        for folder in (sorted(root.iterdir()) if root.exists() else ())
+        if folder.is_dir()
+        for name in sorted(file_names(folder))
+        if name.endswith(END)
+    ]
+    ids, forgotten, named_keys, unnamed = (
+        {document.encode() for document in documents},
+        set[bytes](),
+        set[bytes](),
+        set[bytes](),
+    )
+    for path in files:
+        for line in _lines(path):
+            if (match := _DOCUMENT_LINE.match(line)) is not None:
+                named_keys.add(match[1])
+                if match[2] in ids:
+                    forgotten.add(match[1])
+            elif _WHOLE.match(line):
+                unnamed.add(line[:KEY_CHARACTERS])
+    answer_count = sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
+    return {"answers": answer_count, "unknown": len(unnamed - named_keys)}
+
+
+def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
+    """Overwrite the lines of some keys with blanks and return the number of answers among them."""
+    lines, answer_count, offset, blanked = list(_lines(path)), 0, 0, list[tuple[int, int]]()
+    for number, line in enumerate(lines):
+        if line[:KEY_CHARACTERS] in keys:
+            answer_count += _WHOLE.match(line) is not None
+            lines[number] = b" " * (len(line) - 1) + line[-1:]
+            blanked.append((offset, number))
+        offset += len(line)
+    if not remove or not blanked:
+        return answer_count
+    if not is_local(path):
+        with atomic_write(path) as sink:
+            sink.write(b"".join(lines))
+        return answer_count
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        for place, number in blanked:
+            os.pwrite(descriptor, lines[number], place)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return answer_count
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with as_path(path).open("rb") as stream:
+        yield from stream

@@ -1,0 +1,146 @@
+"""Requests about documents shard by shard: many at a time, and a shard is written when all its answers are there.
+
+Memory: the texts of HELD_SHARDS shards, and the answers of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.documents import judged_rows, read_shard
+from gristmill.dataprep.jobs.tasks import Done, Task, finish_task, read_records
+from gristmill.dataprep.llm.llm_client import Asking
+from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.user_code.own_documents import JudgedColumns
+from gristmill.mixtures.steps.asked_model import AskedModel
+
+HELD_SHARDS = 2
+
+
+class ShardRequests(Protocol):
+    """Requests of a shard."""
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """Requests in their order."""
+
+
+Of = TypeVar("Of", bound=ShardRequests)
+
+
+@dataclass(frozen=True)
+class ShardPrompts:
+    """Documents of a shard and the prompts about them.
+
+    Attributes:
+        read: the shard.
+        prompts: per judged document its request, or the reason for having none.
+    """
+
+    read: JudgedColumns
+    prompts: Sequence[Request | str]
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """Requests without the prompts that could not be filled in."""
+        return (entry for entry in self.prompts if isinstance(entry, Request))
+
+
+def ask_shards(
+    models: Sequence[AskedModel],
+    shards: Sequence[str],
+    read: Callable[[str], Of],
+    use: Callable[[str, Of, Sequence[Sequence[Answer]]], object],
+    context: Context,
+    total: int | None = None,
+) -> list[dict[str, Any]]:
+    """Send the requests of every shard to every model.
+
+    Args:
+        models: the models to ask.
+        shards: names; no model is contacted if there are none.
+        read: reads the requests of a shard; may be called twice for the same shard.
+        use: called per shard with its requests and, per model, the answers.
+        context: store of answers, and progress.
+        total: number of requests, if known.
+
+    Returns:
+        per model the counts and costs of its requests.
+
+    Raises:
+        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+    """
+    if not shards:
+        return []
+    cached_read = lru_cache(HELD_SHARDS)(read)
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(Asking(model, context, total)) for model in models]
+        streams = [
+            session.answers(request for shard in shards for request in cached_read(shard).requests)
+            for session in sessions
+        ]
+        for shard in shards:
+            shard_requests = cached_read(shard)
+            number = sum(1 for _ in shard_requests.requests)
+            use(shard, shard_requests, [list(islice(stream, number)) for stream in streams])
+        return [session.tally.as_json(session.model) for session in sessions]
+
+
+def ask_tasks(
+    job: str,
+    tasks: Sequence[Task],
+    models: Sequence[AskedModel],
+    read: Callable[[str], Of],
+    write: Callable[[Task, Of, Sequence[Sequence[Answer]]], Done],
+    context: Context,
+    count: Callable[[Sequence[str]], int],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Ask about the shards that no attempt has finished yet, and write each of them.
+
+    Args:
+        job: name of the job within its stage; records of finished shards are in `context.work/job`.
+        tasks: one per shard.
+        models, read: see `ask_shards`.
+        write: commits the files of a shard.
+        context: working folder, store of answers, and progress.
+        count: number of requests about some shards; called only if shards are pending.
+
+    Returns:
+        results of all tasks, in their order; per model the counts and costs of this attempt.
+
+    Raises:
+        AskingError: see `ask_shards`; shards that are written stay.
+    """
+    records = context.work / job
+    records.mkdir(parents=True, exist_ok=True)
+    names = [task.name for task in tasks]
+    pending = {
+        task.name: task for task, record in zip(tasks, read_records(records, names), strict=True) if record is None
+    }
+
+    def use(shard: str, shard_requests: Of, answers: Sequence[Sequence[Answer]]) -> None:
+        finish_task(pending[shard], lambda task: write(task, shard_requests, answers), records)
+
+    tallies = ask_shards(models, list(pending), read, use, context, count(list(pending)) if pending else 0)
+    return [record for record in read_records(records, names) if record is not None], tallies
+
+
+def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shards: Sequence[str]) -> int:
+    """Number of judged documents in some shards."""
+    number = 0
+    for shard in shards:
+        read = read_shard(inputs, shard, ["id", "source"])
+        number += len(judged_rows(read.documents, read.rows, sources))
+    return number
+
+
+def with_problems(prompts: Sequence[Request | str], answers: Sequence[Answer]) -> list[Answer]:
+    """Answers per prompt; a prompt that could not be filled in gets its reason as the error."""
+    remaining = iter(answers)
+    return [next(remaining) if isinstance(entry, Request) else Answer("", error=entry) for entry in prompts]

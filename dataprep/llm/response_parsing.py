@@ -1,0 +1,60 @@
+"""Parsers of an endpoint's replies: completions, error messages, and Retry-After."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from gristmill.core.secrets import mask_text
+from gristmill.dataprep.llm.prompting import shorten
+
+if TYPE_CHECKING:
+    import httpx
+
+
+def read_completion(response: httpx.Response) -> dict[str, Any] | str:
+    """Parse a chat completion, or return its problem."""
+    try:
+        body = response.json()
+        choice = body["choices"][0]
+        text, usage = choice["message"].get("content") or "", body.get("usage") or {}
+        if not isinstance(text, str):
+            raise TypeError(f"content is {type(text).__name__}")
+        return {
+            "text": _whole_characters(text),
+            "finish": str(choice.get("finish_reason") or "stop"),
+            "prompt_tokens": int(usage.get("prompt_tokens") or 0),
+            "answer_tokens": int(usage.get("completion_tokens") or 0),
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return mask_text(
+            f"it answers with what is no chat completion ({type(error).__name__}: {shorten(str(error))}): "
+            f"{shorten(response.text)!r}"
+        )
+
+
+def _whole_characters(text: str) -> str:
+    """Replace lone surrogates by U+FFFD, so that the text can be encoded as UTF-8."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def read_refusal(response: httpx.Response) -> str:
+    """Error message in an endpoint's reply."""
+    try:
+        body = response.json()
+        error = body.get("error", body) if isinstance(body, Mapping) else body
+        text = str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
+    except (ValueError, RecursionError):
+        text = response.text
+    return mask_text(shorten(text)) or response.reason_phrase
+
+
+def read_retry_after(value: str | None) -> float:
+    """Seconds to wait by a Retry-After header: a number, or a date (RFC 9110, 10.2.3)."""
+    for parse in (float, lambda text: parsedate_to_datetime(text).timestamp() - time.time()):
+        with suppress(ValueError, TypeError):
+            return max(0.0, parse(value or ""))
+    return 0.0

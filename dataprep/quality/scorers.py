@@ -1,0 +1,100 @@
+"""Scores of the stage `quality`, and the function that measures the configured ones."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.encoders.distil_classifier import DISTILLED, load_distilled
+from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
+from gristmill.dataprep.quality.classifier import score_texts
+from gristmill.dataprep.quality.heuristics import heuristic_scores
+from gristmill.dataprep.quality.perplexity import (
+    LogScores,
+    halves,
+    load_scores,
+    normalise,
+    perplexities,
+    score_by_other_half,
+)
+from gristmill.mixtures.steps.quality import Perplexity, Quality
+
+Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
+"""A function from n texts to columns of n values."""
+ModelFiles = Mapping[str, Mapping[str, str]]
+"""Name of a scorer -> `path` and `sha256` of its model."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Ranking score of documents.
+
+    Attributes:
+        higher_is_better: False for perplexities.
+        edges: bin edges of its histogram.
+    """
+
+    higher_is_better: bool
+    edges: tuple[float, ...]
+
+
+SHARES = tuple(round(step / 20, 2) for step in range(21))
+PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
+"""Four bins per decade, from 1 to 100,000."""
+BITS = tuple(round(step / 4, 2) for step in range(33))
+LANGUAGE_MODEL = "gristmill.train.evaluation.document_scorer:load_scorer"
+"""Loader of the scorer of a language model. It is a name, imported only if a manifest asks for this score: data
+preparation runs without torch and does not import the layers above it."""
+SCORES: Mapping[str, Score] = {
+    "quality": Score(True, SHARES),
+    "perplexity": Score(False, PERPLEXITIES),
+    "model_perplexity": Score(False, PERPLEXITIES),
+    "bits_per_byte": Score(False, BITS),
+    "heuristic_score": Score(True, SHARES),
+}
+"""Column -> score, in the order in which scores are tried."""
+
+
+def make_measure(section: Quality, models: ModelFiles) -> Measure:
+    """Function that measures the configured scores; models are loaded once per process."""
+    scorers: list[Measure] = []
+    if section.classifier is not None:
+        classifier = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
+        scorers.append(partial(_quality, classifier, section))
+    if DISTILLED in models:
+        distilled = load_distilled(section, models)
+        scorers.append(lambda texts: {"quality": distilled(texts)})
+    ngrams = [load_scores(**model) for name, model in models.items() if name.startswith("ngram/")]
+    if section.perplexity is not None and ngrams:
+        scorers.append(partial(_perplexity, ngrams, section.perplexity))
+    if section.perplexity is not None and "language_model" in models:
+        model = models["language_model"]
+        score = load_language_model(model["path"], model["sha256"], section.perplexity.max_tokens)
+        scorers.append(lambda texts: score(texts.to_pylist()))
+    if section.heuristics:
+        scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
+    return lambda texts: {name: values for scorer in scorers for name, values in scorer(texts).items()}
+
+
+def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
+    """Scoring function from LANGUAGE_MODEL for a model folder."""
+    module, _, name = LANGUAGE_MODEL.partition(":")
+    return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
+
+
+def _quality(model: Predictor, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
+    assert section.classifier is not None
+    return {"quality": score_texts(model, texts, section.classifier)}
+
+
+def _perplexity(ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
+    """Perplexities by a single model, or by that of the two models trained here that was not trained on the text."""
+    normalised = normalise(texts.to_pylist(), section.normalise, section.max_characters)
+    scores = ngrams[0] if len(ngrams) == 1 else partial(score_by_other_half, ngrams, halves(texts))
+    return {"perplexity": perplexities(scores, pa.array(normalised, pa.large_string()))}

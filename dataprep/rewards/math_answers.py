@@ -1,0 +1,159 @@
+"""Equality of mathematical answers: parsed without executing code, compared numerically with sympy.
+
+A model's output is not trusted as code: Python's grammar parses the text, and only numbers, names, arithmetic and a few
+functions of the tree are converted. sympy's own parsers evaluate their input, and its simplification may not terminate;
+values are therefore compared at a few points to many digits, in bounded time.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from gristmill.core.seeds import content_key
+
+MOST_CHARACTERS = 400
+"""Longest expression that is parsed."""
+MOST_EXPONENT = 1000
+"""Largest exponent, and most digits of a power: towers of powers would exhaust memory."""
+DIGITS = 30
+"""Digits to which values are computed."""
+CLOSE = 1e-12
+"""Largest relative difference of equal values."""
+POINTS = 3
+"""Points at which expressions are compared: variables are fractions between 0 and 2, derived from their names."""
+FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
+NAMES = {"pi": "pi", "e": "E", "i": "I"}
+REPLACED = (
+    (r"\\left|\\right|\\[,;!: ]|\\\$|\$|\\displaystyle|\\(?:text|mathrm|mbox)\{[^{}]*\}", " "),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\(?:cdot|times)", "*"),
+    (r"\\div", "/"),
+    (r"\\pi", " pi "),
+    (r"\\ln|\bln\b", "log"),
+    (r"\\(sin|cos|tan|log|exp)", r"\1"),
+    (r"\\(?:%|percent)|%", "/100"),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+)
+"""Replacements that turn LaTeX and thousands separators into Python syntax."""
+
+
+class NotMathError(ValueError):
+    """A text that is not a supported expression."""
+
+
+def final_answer(text: str) -> str:
+    """Final answer of a text: the last `\\boxed{...}`, else the text after the last `####`, else the part of the
+    last line after its last equals sign or `is`, without a full stop."""
+    begin = text.rfind("\\boxed{")
+    if begin >= 0:
+        depth, start = 1, begin + len("\\boxed{")
+        for index in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
+            if depth == 0:
+                return text[start:index]
+    tail = text.rpartition("####")[2].strip()
+    last_line = tail.splitlines()[-1] if tail else ""
+    return re.split(r"=|\bis\b", last_line)[-1].strip().rstrip(".")
+
+
+def same_answer(given: str, right: str) -> bool:
+    """Return True if the final answers of two texts have the same value; other texts must be equal."""
+    answer, reference = final_answer(given), final_answer(right)
+    if answer.strip() == reference.strip():
+        return bool(answer.strip())
+    try:
+        return _equal(_values(answer), _values(reference))
+    except NotMathError:
+        return False
+
+
+def _equal(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(
+        abs(value - reference) <= CLOSE * max(1.0, abs(value), abs(reference))
+        for value, reference in zip(first, second, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _values(text: str) -> tuple[complex, ...]:
+    """Values of an expression, or of a tuple's elements, at all points.
+
+    Raises:
+        NotMathError: it is not supported, or has no finite value.
+    """
+    import sympy
+
+    if len(text) > MOST_CHARACTERS:
+        raise NotMathError(text)
+    try:
+        tree = ast.parse(_as_python(text), mode="eval").body
+        parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+        expressions = [_to_sympy(part) for part in parts]
+        names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
+        values = [
+            complex(
+                expression.evalf(
+                    DIGITS,
+                    subs={name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999) for name in names},
+                )
+            )
+            for point in range(POINTS)
+            for expression in expressions
+        ]
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise NotMathError(text) from error
+    if not all(abs(value) < float("inf") for value in values):
+        raise NotMathError(text)
+    return (complex(len(expressions)), *values)
+
+
+def _as_python(text: str) -> str:
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text)
+    for _ in range(text.count("\\frac") + text.count("\\sqrt")):  # innermost first
+        text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
+        text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
+        text = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
+        text = re.sub(r"\\sqrt\s*(\d)", r"sqrt(\1)", text)
+    text = text.replace("^", "**").replace("{", "(").replace("}", ")")
+    # A number, or a closed bracket, before a name or a bracket is a product.
+    text = re.sub(r"(\d|\))\s*(?=[A-Za-z(])", r"\1*", text)
+    return text.strip()
+
+
+def _to_sympy(node: ast.expr) -> Any:
+    """Convert a syntax tree to a sympy expression; only FUNCTIONS may be called."""
+    import sympy
+
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return sympy.Rational(str(value)) if isinstance(value, float) else sympy.Integer(value)
+        case ast.Name(id=name):
+            return getattr(sympy, NAMES[name]) if name in NAMES else sympy.Symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_to_sympy(inner)
+        case ast.UnaryOp(op=ast.UAdd(), operand=inner):
+            return _to_sympy(inner)
+        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in FUNCTIONS:
+            return getattr(sympy, name)(_to_sympy(inner))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            base, exponent = _to_sympy(left), _to_sympy(right)
+            size = abs(complex(exponent.evalf(5))) if exponent.is_number else math.inf
+            digits = size * math.log10(abs(complex(base.evalf(5))) + 2.0) if base.is_number else 0.0
+            if size > MOST_EXPONENT or digits > MOST_EXPONENT:
+                raise ValueError("a power that is no small number")
+            return base**exponent
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _to_sympy(left) + _to_sympy(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _to_sympy(left) - _to_sympy(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _to_sympy(left) * _to_sympy(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _to_sympy(left) / _to_sympy(right)
+    raise ValueError("not arithmetic")

@@ -1,0 +1,136 @@
+"""Stage `cluster`: number and name the clusters of documents with similar meaning, for selection and weighting.
+
+1. embed: per shard, the vectors of its documents, and sampled vectors with the beginnings of their texts.
+2. fit: the centroids, largest cluster first, their names and their places on a map, from the sample.
+3. apply: per shard, the annotation table and the vectors.
+
+A task holds a shard or the sample: two copies of 256 MB of vectors, and at most 2,000 characters per document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import add_counts, balance
+from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
+from gristmill.dataprep.encoders.document_scores import described
+from gristmill.dataprep.jobs.shuffle import Shuffled, run_shuffle
+from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.semantic.centroids import fit_centroids, nearest_centroids
+from gristmill.dataprep.semantic.cluster_names import name_clusters, project
+from gristmill.dataprep.semantic.embedding_store import unpack_vectors
+from gristmill.dataprep.semantic.vector_jobs import (
+    CENTROIDS,
+    SAMPLE,
+    VECTORS,
+    VectorPlan,
+    embed,
+    make_plan,
+    read_centroids,
+    read_vectors,
+    seen_path,
+    write_centroids,
+)
+from gristmill.dataprep.shuffle_format import open_batches
+from gristmill.mixtures.steps.dedup_semantic import Cluster
+
+MOST_POINTS = 1_000
+"""Maximum number of sampled documents on the map."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Annotate every kept document with number (`domain`) and name (`domain_name`) of its cluster; drops no document.
+
+    Writes one annotation table per document shard, `centroids.npy` and `vectors/`, as `dedup_semantic` does.
+
+    Args:
+        inputs: `ingest`, and the earlier annotating stages.
+        config: the manifest's `cluster` section (`mixtures.steps.dedup_semantic.Cluster`).
+
+    Returns:
+        `counts`; `domains`: `domain`, `name`, `documents` and place (`x`, `y`) of each; `map`: `x`, `y` and `domain` of
+        sampled documents; `sample`, the number of sampled documents; `reader` as of `models.score_documents.run`.
+
+    Raises:
+        ModelFolderError: the model does not exist, or a package is missing.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    section = Cluster.model_validate(config)
+    plan = make_plan(inputs, section, out, context)
+    shards = shard_tasks(inputs["ingest"])
+    embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan, with_texts=True), context, {SAMPLE: 1})
+    (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
+    names = [domain["name"] for domain in fitted["domains"]]
+    applied = run_tasks("apply", shards, partial(apply, plan=plan, names=names), context)
+    sizes = add_counts(result["domains"] for result in applied)
+    read = {name: sum(result[name] for result in embedded) for name in ("documents", "tokens", "windows", "cut")}
+    return {
+        "counts": balance(applied, section.max_quarantined, context.stage, errors=out),
+        "domains": [{**domain, "documents": sizes.get(str(domain["domain"]), 0)} for domain in fitted["domains"]],
+        "map": fitted["map"],
+        "sample": fitted["sample"],
+        "reader": {**described(section.model, plan.sha256), **read},
+    }
+
+
+def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
+    """Learn the centroids from the sample, sorted by id, and name the clusters."""
+    rows = pa.table({"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())})
+    if not sample.is_nothing:
+        rows = sample.read(0).sort_by("id")
+    vectors = unpack_vectors(rows["vector"])
+    centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
+    sizes = np.bincount(nearest_centroids(vectors, centroids), minlength=len(centroids))
+    centroids = centroids[np.argsort(-sizes, kind="stable")]
+    write_centroids(plan.out, centroids)
+    cluster_of_row = nearest_centroids(vectors, centroids)
+    names = name_clusters(rows["text"].to_pylist(), cluster_of_row, len(centroids))
+    places, points = project(vectors, cluster_of_row, len(centroids), MOST_POINTS)
+    return Done(
+        [plan.out / CENTROIDS],
+        {
+            "sample": len(vectors),
+            "domains": [
+                {"domain": number, "name": name, "x": x, "y": y}
+                for number, (name, (x, y)) in enumerate(zip(names, places, strict=True))
+            ],
+            "map": [[x, y, int(domain)] for (x, y), domain in zip(points, cluster_of_row, strict=False)],
+        },
+    )
+
+
+def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
+    """Write the annotations of one shard, and its vectors."""
+    shard = read_shard(plan.inputs, task.name, ["id", "source"])
+    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
+    sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
+    embedded = read_vectors(plan, task.name)
+    domain = nearest_centroids(unpack_vectors(embedded["vector"]), read_centroids(plan.out))
+    position = np.full(len(judged), -1)
+    position[np.searchsorted(judged, embedded["row"].to_numpy())] = np.arange(len(domain))
+    domain_of_row = pa.array(domain).take(pa.array(position, mask=position < 0))
+    measures = {"domain": domain_of_row, "domain_name": pa.array(names, pa.string()).take(domain_of_row)}
+    table, counts = annotate(
+        shard.documents,
+        shard.rows,
+        judged,
+        [None] * len(judged),
+        measures,
+        sizes_and_errors["error"].take(pa.array(judged)),
+        sizes_and_errors["bytes"],
+    )
+    paths = [plan.out / task.name, plan.out / VECTORS / task.name]
+    write_table(paths[0], table)
+    vectors = embedded.select(["id", "vector"]).append_column("centroid", pa.array(domain))
+    write_table(paths[1], vectors, repeating=())
+    sizes = np.bincount(domain, minlength=len(names))
+    return Done(
+        paths, {"counts": counts, "domains": {str(number): int(size) for number, size in enumerate(sizes) if size}}
+    )

@@ -1,0 +1,341 @@
+"""Calls of a user's function on documents, one document or a batch at a time.
+
+An exception on a document is that document's error. A fault of the function itself (it cannot be called, or returns an
+invalid value) is an OwnCodeError, which ends the stage with one sentence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.core.secrets import mask_text
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, url_of
+from gristmill.dataprep.documents import judged_rows, read_shard
+from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
+from gristmill.dataprep.user_functions import blame, load_function, load_own
+from gristmill.mixtures.own_signatures import batch_type, signature_of
+from gristmill.mixtures.steps.own_steps import OwnStep
+from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.mixtures.yaml_text import did_you_mean
+
+BATCH_ROWS = 1000
+SAMPLE_ROWS = 16
+"""Documents per shard on which a function is called twice, to detect nondeterminism."""
+DOCUMENT_COLUMNS = ("text", "source", "url", "metadata", "locator", "id")
+"""Columns of every document that a function may read, besides those of earlier steps."""
+MOST_SHOWN_CHARACTERS = 60
+SHOWN_DIGITS = 16
+"""Digits of a document's id in messages."""
+
+
+@dataclass(frozen=True)
+class DocumentFunction:
+    """User's function of documents.
+
+    Attributes:
+        step: the settings.
+        call: takes the values of `reads` by position, or a batch with these columns.
+        reads: names of columns.
+        batch: `RecordBatch` or `Table` for a function of batches, else None.
+    """
+
+    step: OwnStep
+    call: Callable[..., Any]
+    reads: tuple[str, ...]
+    batch: str | None = None
+
+    def wrong(self, what: str) -> OwnCodeError:
+        """Make the error of a faulty function, such as "returned nothing"."""
+        return wrong(self.step, what)
+
+
+def wrong(step: OwnStep, what: str) -> OwnCodeError:
+    """Make an error such as `steps.py, line 3: count_word returned nothing`."""
+    return OwnCodeError(f"{step.use.place}: {step.use.name} {what}")
+
+
+def described(value: Any) -> str:
+    """Describe a returned value: `int 3`, or only its type if it is long."""
+    if value is None:
+        return "nothing (None)"
+    text = repr(value)
+    return type(value).__name__ + (f" {text}" if len(text) <= MOST_SHOWN_CHARACTERS else "")
+
+
+def describe_run(step: OwnStep, results: Sequence[Mapping[str, Any]], context: Context) -> dict[str, str]:
+    """Describe a run for the summary by `code` and, with a warning, `differs`, the different results of two calls.
+
+    Args:
+        step: the settings.
+        results: results of the shards, each with `differs`.
+        context: receives the warning.
+    """
+    differs = next((result["differs"] for result in results if result["differs"]), None)
+    if differs is None:
+        return {"code": step.use.describe()}
+    message = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
+    context.warn(f"{message}; another run may come to other results")
+    return {"code": step.use.describe(), "differs": message}
+
+
+def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFunction:
+    """Load the function of a step.
+
+    Args:
+        step: the settings.
+        known: the available columns.
+
+    Raises:
+        OwnCodeError: the function cannot be loaded or called, or reads an unknown column.
+    """
+    with TimeLimit(step.time_limit_seconds) as limit:
+        try:
+            function = limit.call(load_function, step.use)
+        except TimeLimitError as error:
+            raise OwnCodeError(f"{step.use.file} cannot be loaded: {blame(step.use, error)}") from error
+    _check_kind(step, function)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # built-in functions do not have a signature
+        return DocumentFunction(step, load_own(step, "text"), ("text",))
+    batch = batch_type(_written(parameters[0].annotation)) if parameters else None
+    if batch is not None:
+        reads = step.columns or ("text",)
+        _check_known(step, reads, known, True)
+        return DocumentFunction(step, load_own(step, parameters[0].name), reads, batch)
+    if step.columns:
+        raise wrong(
+            step,
+            "takes one document at a time, and has a parameter for each column; `columns` is for "
+            "functions whose first parameter is a pa.RecordBatch or pa.Table: remove it",
+        )
+    return _load_for_one(step, parameters, known)
+
+
+def _load_for_one(
+    step: OwnStep, parameters: Sequence[inspect.Parameter], available: Collection[str]
+) -> DocumentFunction:
+    columns = [
+        column
+        for column in parameters
+        if column.name not in step.options
+        and column.kind not in (column.VAR_POSITIONAL, column.VAR_KEYWORD)
+        and (column.default is column.empty or column.name in available)
+    ]
+    _check_known(step, [column.name for column in columns], available, False)
+    positional_names = [
+        column.name
+        for column, parameter in zip(columns, parameters, strict=False)
+        if column is parameter and column.kind != column.KEYWORD_ONLY
+    ]
+    keyword_names = [column.name for column in columns[len(positional_names) :]]
+    return DocumentFunction(
+        step, load_own(step, *positional_names, by_name=keyword_names), (*positional_names, *keyword_names)
+    )
+
+
+KINDS = {
+    "class": "is a class; name a function",
+    "async function": "is an async function, which nobody would wait for; write it with `def`",
+    "generator": "yields values; return one",
+}
+"""Unsupported kinds of functions, with messages."""
+
+
+def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
+    kind = (
+        "class"
+        if inspect.isclass(function)
+        else "async function"
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        else "generator"
+        if inspect.isgeneratorfunction(function)
+        else None
+    )
+    if kind is not None:
+        raise wrong(step, KINDS[kind])
+
+
+def _check_known(step: OwnStep, names: Collection[str], available: Collection[str], is_batch: bool) -> None:
+    unknown = next((name for name in names if name not in available), None)
+    if unknown is None:
+        return
+    raise wrong(
+        step,
+        f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, which is no column "
+        f"of documents{did_you_mean(unknown, list(available))}; there are {', '.join(available)}; correct "
+        f"{'`columns`' if is_batch else 'it, or give it in `with`'}",
+    )
+
+
+def check_source(step: OwnStep, known: Collection[str]) -> None:
+    """Check a function by its source, without running it.
+
+    Args:
+        step: the settings.
+        known: the columns that will be available.
+
+    Raises:
+        OwnCodeError: the function cannot be called, or reads an unknown column.
+    """
+    signature = signature_of(step.use)
+    if signature is None:
+        return
+    if signature.kind in KINDS:
+        raise wrong(step, KINDS[signature.kind])
+    if signature.batch is not None:
+        _check_known(step, step.columns, known, True)
+        return
+    _check_known(step, [name for name in signature.required if name not in step.options], known, False)
+    parameters = [*signature.required, *signature.optional]
+    unknown = next((name for name in step.options if name not in parameters), None)
+    if unknown is not None and not signature.takes_any_name:
+        raise wrong(step, f"has no parameter {unknown!r}{did_you_mean(unknown, parameters)}; correct `with`")
+
+
+def _written(hint: Any) -> str | None:
+    return hint if isinstance(hint, str) else getattr(hint, "__name__", None)
+
+
+def known_columns(inputs: Mapping[str, Path]) -> list[str]:
+    """Columns that a function may read: those of documents, and those of the stages among the inputs."""
+    corpus = Corpus(inputs)
+    return [*DOCUMENT_COLUMNS, *(corpus.measured if corpus.shards else ())]
+
+
+@dataclass(frozen=True)
+class JudgedColumns:
+    """Columns of a shard for a user's function.
+
+    Attributes:
+        documents: the shard with `id`, `source` and `text`.
+        rows: int64, rows that earlier stages kept.
+        judged: int64, kept rows that the step judges.
+        given: table of the judged rows with the columns that the function reads.
+    """
+
+    documents: pa.Table
+    rows: np.ndarray
+    judged: np.ndarray
+    given: pa.Table
+
+    def shown(self, row: int) -> str:
+        """Abbreviated id of a judged document, as `gristmill explain` accepts it."""
+        name: str = self.documents["id"][int(self.judged[row])].as_py().hex()
+        return name[:SHOWN_DIGITS]
+
+
+def read_judged_columns(
+    inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None, reads: Sequence[str]
+) -> JudgedColumns:
+    """Read a function's columns of a shard's documents that were kept so far and belong to the sources."""
+    source_columns = [part for name in reads if name in DOCUMENT_COLUMNS for part in DERIVED.get(name, (name,))]
+    kept_shard = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns])))
+    judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
+    row_numbers = pa.array(judged)
+    rows = kept_shard.documents.take(row_numbers)
+    measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
+    step_columns = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers) if measured else None
+    # `keep` preserves the number of rows, which a table without columns would not have.
+    columns = {"keep": pa.nulls(len(rows))}
+    for name in reads:
+        columns[name] = step_columns[name] if step_columns is not None and name in measured else _column(rows, name)
+    return JudgedColumns(kept_shard.documents, kept_shard.rows, judged, pa.table(columns))
+
+
+def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """Column of the documents in the form for functions."""
+    if name == "id":
+        return hex_ids(rows[name])
+    if name == "url":
+        return pa.array(map(url_of, rows["locator"].to_pylist(), rows["metadata"].to_pylist()), pa.string())
+    return rows[name].cast(pa.string()) if name == "source" else rows[name]
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Outcome of one call.
+
+    Attributes:
+        rows: number of documents of the call.
+        value: the returned value.
+        error: description of the exception, or None.
+    """
+
+    rows: int
+    value: Any
+    error: str | None = None
+
+
+def call_on(function: DocumentFunction, given: pa.Table, limit: TimeLimit) -> Iterator[Returned]:
+    """Call a function on documents in order.
+
+    If a batch raises, the function is called on each of its documents alone.
+    """
+    if function.batch is None:
+        for values in _values(function, given):
+            yield _call(function, values, limit)
+        return
+    result = _call(function, [_batch(function, given)], limit, len(given))
+    if result.error is None or len(given) == 1:
+        yield result
+        return
+    for row in range(len(given)):
+        yield _call(function, [_batch(function, given.slice(row, 1))], limit)
+
+
+def _call(function: DocumentFunction, arguments: Sequence[Any], limit: TimeLimit, rows: int = 1) -> Returned:
+    unreadable = next((argument for argument in arguments if isinstance(argument, UnicodeDecodeError)), None)
+    if unreadable is not None:
+        return Returned(rows, None, f"{type(unreadable).__name__}: {unreadable}")
+    try:
+        return Returned(rows, limit.call(function.call, *arguments))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - any error, even SystemExit, quarantines the document
+        return Returned(rows, None, mask_text(blame(function.step.use, error)))
+
+
+def _batch(function: DocumentFunction, documents: pa.Table) -> pa.RecordBatch | pa.Table:
+    table = documents.select(list(function.reads)).combine_chunks()
+    if function.batch == "Table":
+        return table
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, names=table.column_names)
+
+
+def _values(function: DocumentFunction, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Arguments of a function for each document; an error in place of a text that is not UTF-8."""
+    columns = [
+        map(_metadata, _texts(documents[name])) if name == "metadata" else _texts(documents[name])
+        for name in function.reads
+    ]
+    return zip(*columns, strict=True) if columns else iter([()] * len(documents))
+
+
+def _texts(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _metadata(text: Any) -> Any:
+    return json.loads(text) if isinstance(text, str) else text

@@ -1,0 +1,282 @@
+"""Liveness of flow runs: a run whose process has ended is marked as crashed instead of running forever.
+
+Prefect notices the end of a process only through the runner that started it. A run started from a terminal has no
+runner, and a runner may be killed too; so every run records its process in its labels, and processes that serve or
+start runs look for runs with a dead process. Processes of other machines are ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from gristmill.core.lease import identity, is_alive, is_gone
+from gristmill.core.processes import end_with_parent
+
+LABEL = "gristmill."
+OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
+"""Facts about the process in a run's labels, each prefixed with `LABEL`."""
+LOOK_SECONDS = 2.0
+"""Interval of checking whether a run without a runner is to be cancelled."""
+MARK_SECONDS = 15.0
+"""Interval of looking for runs with a dead process."""
+POLL_SECONDS = 0.2
+MOST_RUNS = 200
+"""Runs per request, the limit of Prefect's API."""
+CANCELLED = "Cancelled; Retry or the same command resumes it."
+log = logging.getLogger("gristmill.owners")
+
+
+@contextmanager
+def owned_run() -> Iterator[None]:
+    """Record this process as the owner of the current flow run, and end with its parent.
+
+    A run of a deployment ends with the runner that started it. One started from a terminal outlives it, and checks
+    whether it is cancelled in the UI: then this process gets SIGTERM, and the run's state becomes Cancelled.
+    """
+    from prefect.runtime import deployment, flow_run
+
+    run = UUID(str(flow_run.id))
+    by_runner = deployment.id is not None
+    try:
+        _name_owner(run, by_runner)
+    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
+        log.warning("Prefect does not know this run's process: %s", error)
+    if by_runner:
+        end_with_parent(signal.SIGTERM)
+        yield
+        return
+    watch = _CancelWatch(run)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+def is_being_cancelled() -> bool:
+    """True if the current flow run is being cancelled; False if Prefect does not answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(flow_run.id))).state
+    except Exception as error:  # noqa: BLE001 - the window may break; the work ends all the same
+        log.warning("this run's state could not be read: %s", error)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def mark_crashed(runner: int | None = None) -> list[str]:
+    """Mark every run of this machine with a dead process as Crashed (or Cancelled, if that was requested).
+
+    Args:
+        runner: number of a process, to restrict this to its runs.
+
+    Returns:
+        names of the marked runs.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled, Crashed
+
+    marked = []
+    with get_client(sync_client=True) as client:
+        for run in _open_runs(client):
+            if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
+                continue
+            message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
+            cancelled = run.state is not None and run.state.is_cancelling()
+            # States are forced past Prefect's rules, as the process cannot propose one any more.
+            client.set_flow_run_state(
+                run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True
+            )
+            _mark_tasks(client, run.id, Cancelled(message=message) if cancelled else Crashed(message=message))
+            marked.append(run.name)
+        _mark_left_tasks(client, runner)
+        _mark_cancelled_tasks(client, runner)
+    return marked
+
+
+def mark_crashed_quietly(runner: int | None = None) -> None:
+    """`mark_crashed`, but a server that does not answer is only logged."""
+    try:
+        for name in mark_crashed(runner):
+            log.warning("%s is marked as crashed: its process is gone", name)
+    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
+        log.warning("runs whose process is gone could not be looked for: %s", error)
+
+
+def keep_marking() -> None:
+    """Call `mark_crashed_quietly` every `MARK_SECONDS` from now on, in a thread."""
+
+    def work() -> None:
+        while True:
+            mark_crashed_quietly()
+            time.sleep(MARK_SECONDS)
+
+    threading.Thread(target=work, daemon=True, name="mark-crashed").start()
+
+
+def end_runs_of(runner: int, seconds: float) -> None:
+    """Terminate the processes of a runner's flow runs, wait for them, and mark those that did not report their end."""
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            owners = [_owner(run.labels) for run in _open_runs(client) if _is_ours(run.labels, runner)]
+    except Exception as error:  # noqa: BLE001 - the window may break; the processes end with their parent anyway
+        log.warning("the runs of this runner could not be looked for: %s", error)
+        return
+    for owner in filter(is_alive, owners):
+        os.kill(owner["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, owners)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    mark_crashed_quietly(runner)
+
+
+def _name_owner(run: UUID, by_runner: bool) -> None:
+    from prefect.client.orchestration import get_client
+
+    owner = identity(os.getpid())
+    labels = {f"{LABEL}{name}": value for name, value in owner.items() if value is not None}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(run, {**labels, f"{LABEL}runner": os.getppid() if by_runner else 0})
+
+
+def _open_runs(client: Any) -> list[Any]:
+    """All flow runs shown as running or being cancelled."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    open_filter = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
+    )
+    runs: list[Any] = []
+    while True:
+        page = client.read_flow_runs(flow_run_filter=open_filter, limit=MOST_RUNS, offset=len(runs))
+        runs += page
+        if len(page) < MOST_RUNS:
+            return runs
+
+
+def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
+    """Set a final state for the unfinished tasks of a run."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
+        if task.state is not None and not task.state.is_final():
+            client.set_task_run_state(task.id, state, force=True)
+
+
+def _mark_left_tasks(client: Any, runner: int | None) -> None:
+    """Mark tasks of ended runs as crashed: a runner marks only the run of a killed process, not its tasks."""
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
+
+    ended = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])
+        )
+    )
+    running = filters.TaskRunFilter(
+        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.RUNNING]))
+    )
+    tasks = client.read_task_runs(flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS)
+    for run in {task.flow_run_id for task in tasks}:
+        labels = client.read_flow_run(run).labels
+        if _is_ours(labels, runner) and not is_alive(_owner(labels)):
+            _mark_tasks(client, run, Crashed(message="Its process is gone."))
+
+
+def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
+    """Mark tasks of cancelled runs as cancelled: Prefect marks a task ended by SIGTERM as crashed.
+
+    Tasks that crashed in an earlier attempt of such a run stay crashed.
+    """
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Cancelled
+
+    cancelled = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType.CANCELLED]))
+    )
+    crashed = filters.TaskRunFilter(
+        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.CRASHED]))
+    )
+    for task in client.read_task_runs(flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS):
+        run = client.read_flow_run(task.flow_run_id)
+        if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
+            client.set_task_run_state(task.id, Cancelled(message=CANCELLED), force=True)
+
+
+def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: labels[LABEL + name] for name in OWNER if LABEL + name in labels}
+
+
+def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
+    """True if a run's process is, or was, one of this machine."""
+    return (
+        LABEL + "ticks" in labels
+        and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
+        and (runner is None or labels.get(LABEL + "runner") == runner)
+    )
+
+
+class _CancelWatch:
+    """Sends this process SIGTERM when its run is cancelled, and records that for `show_cancelled`."""
+
+    def __init__(self, run: UUID) -> None:
+        self._run = run
+        self._asked = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="cancel-watch")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop watching; a cancelled run is recorded for `show_cancelled`."""
+        self._ended.set()
+        if self._asked:
+            cancelled_runs.add(self._run)
+
+    def _work(self) -> None:
+        from prefect.client.orchestration import get_client
+
+        while not self._ended.wait(LOOK_SECONDS):
+            try:
+                with get_client(sync_client=True) as client:
+                    state = client.read_flow_run(self._run).state
+            except Exception as error:  # noqa: BLE001 - an unreachable server is no cancellation
+                log.debug("this run's state could not be read: %s", error)
+                continue
+            if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                self._asked = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+cancelled_runs: set[UUID] = set()
+"""Runs of this process that were cancelled in the UI and have ended."""
+
+
+def show_cancelled() -> None:
+    """Mark cancelled runs as such: Prefect takes a flow ended by SIGTERM for a crashed one."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    while cancelled_runs:
+        run = cancelled_runs.pop()
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
+                _mark_cancelled_tasks(client)
+        except Exception as error:  # noqa: BLE001 - the window may break; the work continues
+            log.warning("Prefect does not know that this run was cancelled: %s", error)

@@ -1,0 +1,152 @@
+"""Running and planning manifests from Python: what the commands `run` and `plan` do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from gristmill.core.files import read_json
+from gristmill.core.secrets import MaskedStream
+from gristmill.core.store import store_at
+from gristmill.flows.python.finished_run import Run, Store
+from gristmill.flows.python.manifest_builder import Manifest, file_to_run, overrides_of, written_keys
+from gristmill.flows.python.notebook import NotebookObserver, in_notebook
+from gristmill.flows.questions.what_changed import explain_plan
+from gristmill.flows.running.launch import Display, run_stages
+from gristmill.flows.running.missing_libraries import check_libraries
+from gristmill.flows.running.session import Session, open_session, session_of
+from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.stages.plan import UnknownStageError
+from gristmill.mixtures.yaml_text import did_you_mean
+
+
+def run(
+    manifest: str | Path | Manifest,
+    *,
+    until: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    store: str | Path | Store | None = None,
+    force: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    progress: bool = True,
+    prefect: bool = False,
+) -> Run:
+    """Run a manifest: what is committed is reused, what is unfinished is resumed.
+
+    It is the same work as that of `gristmill run`, in processes of its own, which import nothing of the caller's. An
+    interrupt (Ctrl-C, or a notebook's stop button) ends them first; the next run resumes.
+
+    Args:
+        manifest: its file, or an object.
+        until: the last stage to run.
+        set: values that replace some of its settings, by their keys, such as `{"pretrain.steps": 50}`.
+        store: folder or URL of the outputs; if absent $GRISTMILL_STORE, else ./gristmill-store.
+        force: stages to rebuild although they are committed.
+        keep: stages whose committed outputs are kept although their versions changed.
+        progress: show how it goes, in a notebook as a table that moves.
+        prefect: record the run in Prefect, as the command line does.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ManifestError: the manifest is wrong; nothing was run.
+        UnknownStageError: it has no such stage.
+        StoreLocationError: there can be no store at that place.
+        MissingLibraryError: a stage needs a library that is not installed; nothing was run.
+        NothingToKeepError: the store has no output of an earlier version of a stage to keep.
+        StageFailedError: a stage failed; what is committed stays, and the same call resumes.
+    """
+    session = _open(manifest, set, store, until, to_run=True)
+    _refuse_unknown(session, [*force, *keep])
+    session.keep(keep)
+    console = plain_console(cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout)))))
+    console.quiet = not progress
+    stages = list(session.plan)
+    check_libraries(session, stages, frozenset(force))
+    observer: Display = NotebookObserver() if progress and in_notebook() else TerminalObserver(console, stages)
+    folder = run_stages(session, stages, frozenset(force), prefect, observer, console)
+    return Run(session.store, read_json(folder / "run.json"), session)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """What a run would do with a stage.
+
+    Attributes:
+        stage: its name.
+        action: `reuse`, `make`, `resume`, `wait for` or `repair`.
+        reason: why; empty where its output is reused as it is.
+        fingerprint: the first 16 digits of what names its output.
+        folder: where its output is, or would be.
+        warning: what a person should know beforehand.
+    """
+
+    stage: str
+    action: str
+    reason: str
+    fingerprint: str
+    folder: str
+    warning: str = ""
+
+
+def plan(
+    manifest: str | Path | Manifest,
+    *,
+    until: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    store: str | Path | Store | None = None,
+    force: Sequence[str] = (),
+) -> list[PlannedStage]:
+    """What `run` would do with the same arguments, and why; nothing is run or written.
+
+    Raises:
+        ManifestError: the manifest is wrong.
+        UnknownStageError: it has no such stage.
+    """
+    session = _open(manifest, set, store, until, to_run=False)
+    _refuse_unknown(session, force)
+    return [
+        PlannedStage(
+            row["stage"], row["action"], row["reason"], row["fingerprint"], row["folder"], row.get("warning", "")
+        )
+        for row in explain_plan(session, frozenset(force))
+    ]
+
+
+def _open(
+    manifest: str | Path | Manifest,
+    set: Mapping[str, Any] | None,
+    store: str | Path | Store | None,
+    until: str | None,
+    to_run: bool,
+) -> Session:
+    """Open a manifest.
+
+    Args:
+        to_run: allow code of its own to list sources; write one that is in no file into the store, so that commands
+            can name it.
+    """
+    if isinstance(store, Store):
+        location: str | None = str(store.path)
+    else:
+        location = None if store is None else str(store)
+    if not isinstance(manifest, Manifest):
+        return open_session(str(manifest), overrides_of(set), location, until, exactly=True, allow_code=to_run)
+    changed = manifest.replace(set) if set else manifest
+    file = file_to_run(changed, store_at(location)) if to_run else str(changed.file or f"{changed.name}.yaml")
+    return session_of(
+        changed.settings, written_keys(changed), file, [], location, until, exactly=True, allow_code=to_run
+    )
+
+
+def _refuse_unknown(session: Session, force: Sequence[str]) -> None:
+    unknown = [name for name in force if name not in session.plan]
+    if unknown:
+        raise UnknownStageError(
+            f"{session.manifest_file} has no stage {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], session.plan) or ';'} it has {', '.join(session.plan)}"
+        )

@@ -1,0 +1,103 @@
+"""Work of a host on a stage led by another one, if several hosts run a manifest together (`engine.nodes`).
+
+All hosts run the same command in the same store. The host with the stage's lease is the leader; the others wait for its
+end and meanwhile start `python -m gristmill.flows.running.follow_leader STAGE_DIR INTERFACE`. It joins every attempt at a
+training as one of its hosts, and does tasks of the jobs of any other stage, until its parent ends it. All its
+instructions are in the folder.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gristmill.core.files import as_path, read_json
+from gristmill.core.processes import end_with_parent
+from gristmill.flows.running.execute import name_interface
+from gristmill.train.parallel.rendezvous import hosts_of, read_rendezvous
+
+MODULE = "gristmill.flows.running.follow_leader"
+LOOK_SECONDS = 0.5
+"""Interval between looks for work."""
+
+
+class Waiting:
+    """Callback of a run that waits for the owner of a stage's lease.
+
+    Attributes:
+        waited: True if the run waited.
+    """
+
+    def __init__(self, begin: Callable[[Mapping[str, Any]], None]) -> None:
+        self.waited = False
+        self._begin = begin
+
+    def __call__(self, owner: Mapping[str, Any]) -> None:
+        """Start the work of the waiting time; called once, with the owner."""
+        self.waited = True
+        self._begin(owner)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Work on the stage of a folder until this process is ended."""
+    location, interface = sys.argv[1:] if argv is None else argv
+    end_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _end)
+    folder = as_path(location)
+    while not (folder / "stage.json").exists():
+        time.sleep(LOOK_SECONDS)
+    description = read_json(folder / "stage.json")
+    engine = description["engine"]
+    if description["launch"] != "torchrun":
+        from gristmill.dataprep.jobs.tasks import take_part
+
+        take_part(folder / "work", engine["workers"])
+    elif hosts_of(engine) > 1:
+        if interface:
+            name_interface(interface)
+        join_trainings(folder)
+    return 0
+
+
+def join_trainings(folder: Path) -> None:
+    """Join every attempt at a training that another host leads, once each; a replaced attempt is over."""
+    joined: str | None = None
+    while True:
+        rendezvous = read_rendezvous(folder)
+        if rendezvous is None or rendezvous.name == joined:
+            time.sleep(LOOK_SECONDS)
+            continue
+        joined = rendezvous.name
+        print(
+            f"{socket.gethostname()} joins the training that {rendezvous.host} leads at {rendezvous.endpoint}",
+            flush=True,
+        )
+        with _ended_with_us(subprocess.Popen(rendezvous.command(folder, leads=False))) as training:
+            while training.poll() is None and read_rendezvous(folder) == rendezvous:
+                time.sleep(LOOK_SECONDS)
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Terminate the process at the end of the block, and wait for it: it may be writing a checkpoint."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Records of runs (manifest, outputs of stages, end state), and garbage collection of outputs without a record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.files import TEMPORARY_MARK, is_local, read_json, write_json
+from gristmill.core.lease import FORGOTTEN_SECONDS, identity, is_gone, running_owner
+from gristmill.core.secrets import mask_secrets
+from gristmill.core.store import (
+    FINGERPRINT_CHARS,
+    StageFolder,
+    Store,
+    new_run_folder,
+    read_runs,
+    remove_tree,
+)
+from gristmill.flows.running.output_identities import alias_of, kept_output
+from gristmill.flows.running.run import Outcome
+from gristmill.flows.stages.plan import Node, Plan
+from gristmill.mixtures.manifest import Manifest
+
+ROWS = ("read", "kept", "quarantined")
+"""Document counts in the record of a stage."""
+log = logging.getLogger("gristmill.runs")
+
+
+@dataclass
+class RunRecord:
+    """`run.json` of one run, rewritten at every change: an observer of its stages."""
+
+    folder: Path
+    content: dict[str, Any] = field(default_factory=dict)
+    plan: Plan = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @classmethod
+    def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
+        """Create a new run's folder and first record; remove half-written files of killed runs."""
+        remove_half_written(store)
+        record = cls(new_run_folder(store, manifest.name), plan=plan)
+        record.content = {
+            "run": record.folder.name,
+            "name": manifest.name,
+            "manifest_file": str(Path(file).resolve()),
+            "manifest": manifest.model_dump(mode="json", exclude_none=True),
+            "overrides": overrides,
+            "settings": manifest.model_dump(mode="json", exclude_unset=True),
+            "state": "running",
+            "started": time.time(),
+            "owner": identity(os.getpid()),
+            "stages": {name: _names_of(node) for name, node in plan.items()},
+        }
+        record.save()
+        return record
+
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
+        """See Observer."""
+        self._note(node, started=time.time())
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """See Observer."""
+        self._note(node, started=time.time())
+
+    def stage_event(self, node: Node, event: Mapping[str, Any]) -> None:
+        """See Observer; progress is recorded beside the stage's lease."""
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """Record how a stage got its output, and the new identities of later stages."""
+        with self._lock:
+            for name, later in self.plan.items():
+                if not self.content["stages"][name].keys() & {"how", "started", "error"}:
+                    self.content["stages"][name] = _names_of(later)
+            counts = outcome.folder.manifest()["summary"].get("counts") or {}
+            rows = {kind: counts[kind] for kind in ROWS if kind in counts}
+            self.content["stages"][outcome.stage] = {
+                **_names_of(self.plan[outcome.stage]),
+                "how": outcome.how,
+                "seconds": round(outcome.seconds, 3),
+                "folder": str(outcome.folder.path),
+                "note": outcome.note,
+                **({"rows": rows} if rows else {}),
+            }
+            self.save()
+
+    def stage_failed(self, node: Node, message: str) -> None:
+        """See Observer."""
+        self._note(node, error=message)
+
+    def _note(self, node: Node, **values: Any) -> None:
+        """Add to a stage's entry; a store that rejects it does not end the stage."""
+        with self._lock:
+            self.content["stages"][node.name] = {**_names_of(node), **values}
+            try:
+                self.save()
+            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                log.warning("the record of the run could not be written: %s", error)
+
+    @contextmanager
+    def until_end(self) -> Iterator[None]:
+        """Record the end of the block: completed, failed or interrupted."""
+        try:
+            yield
+        except BaseException as error:
+            self.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
+            raise
+        self.finish("completed")
+
+    def finish(self, state: str, message: str = "") -> None:
+        """Record the end of the run: completed, failed or interrupted."""
+        with self._lock:
+            self.content.update(state=state, message=message, finished=time.time())
+            self.save()
+
+    def save(self) -> None:
+        """Write the record, without credentials in addresses or settings."""
+        write_json(self.folder / "run.json", mask_secrets(self.content))
+
+
+def remove_half_written(store: Store) -> None:
+    """Remove temporary files from the folders of runs that have ended or were killed."""
+    if not is_local(store.runs) or not store.runs.exists():
+        return
+    for leftover in store.runs.glob(f"*/*{TEMPORARY_MARK}*"):
+        file = leftover.with_name("run.json")
+        owner = read_json(file).get("owner") if file.exists() else None
+        with suppress(FileNotFoundError):  # it was just renamed
+            is_old = time.time() - leftover.stat().st_mtime > FORGOTTEN_SECONDS
+            if is_old or (owner is not None and is_gone(owner)):
+                leftover.unlink()
+
+
+def _names_of(node: Node) -> dict[str, Any]:
+    """Entry for a stage's output: its fingerprint, its identity if different, and its version if it is kept."""
+    names: dict[str, Any] = {"fingerprint": node.fingerprint}
+    if node.alias:
+        names["identity"] = node.alias
+    if node.kept_version is not None:
+        names["kept"] = {"version": node.kept_version, "instead_of": node.stage.version}
+    return names
+
+
+def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
+    """Find outputs that no recent run refers to, and delete them if `delete`.
+
+    Outputs in progress are never touched. An output whose identity a kept one has taken over stays, as later outputs
+    refer to its folder.
+    Args:
+        store: the store.
+        keep_runs: number of newest runs per manifest name whose outputs stay.
+        delete: True to delete.
+
+    Returns:
+        (folder, bytes) of every unreferenced output.
+    """
+    kept = referenced_fingerprints(store, keep_runs)
+    folders = [(folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()]
+    kept |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in kept}
+    garbage = []
+    for fingerprint, folder in folders:
+        former = kept_output(folder)
+        if former is not None and former["fingerprint"][:FINGERPRINT_CHARS] in kept:
+            continue
+        if fingerprint not in kept and running_owner(folder.path / "lease") is None:
+            garbage.append(folder.path)
+    if store.trash.exists():
+        garbage += sorted(store.trash.iterdir())
+    sizes = [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in garbage]
+    if delete:
+        for path in garbage:
+            # Removing the marker first prevents a half-deleted output from counting as complete.
+            (path / "_SUCCESS").unlink(missing_ok=True)
+            remove_tree(path)
+    return sizes
+
+
+def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
+    """Shortened fingerprints in the newest runs of every manifest."""
+    by_manifest = defaultdict(list)
+    for _, record in read_runs(store):
+        by_manifest[record["name"]].append(record)
+    return {
+        stage["fingerprint"][:FINGERPRINT_CHARS]
+        for records in by_manifest.values()
+        for record in records[-keep_runs:]
+        for stage in record["stages"].values()
+    }

@@ -1,0 +1,222 @@
+"""The section `examples`: sets of examples for tuning that a language model writes, each by its name.
+
+examples:
+  revised:
+    data: [{path: red-team.jsonl}]
+    model: {folder: models/helpful}
+    revise: {principles: ./principles.txt}
+sft: {data: [{path: "examples://revised"}], ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, Section
+from gristmill.mixtures.reinforcement import (
+    AnswerReward,
+    Contains,
+    Exact,
+    Format,
+    ModelReward,
+    Number,
+    OwnReward,
+    Prompts,
+    Regex,
+    kind_of_own,
+    name_of,
+)
+from gristmill.mixtures.steps.asked_model import AskedModel
+from gristmill.mixtures.steps.judge_pairs import Comparison
+from gristmill.mixtures.yaml_text import did_you_mean
+
+MADE = "examples://"
+"""Begins the path of a set that the manifest makes."""
+READERS = ("sft", "reward", "dpo", "rl")
+"""Sections that read sets of examples."""
+Location = tuple[str | int, ...]
+
+
+def made_names(paths: Iterable[str]) -> Iterator[str]:
+    """The names of the sets among some paths that the manifest makes."""
+    return (path.removeprefix(MADE) for path in paths if path.startswith(MADE))
+
+
+def output_name(name: str) -> str:
+    """What the plan, and whoever reads it, calls the output that is a set."""
+    return f"examples-{name}"
+
+
+class Grow(Section):
+    """New prompts are written after the example of some of those there are (self-instruct: Wang et al. 2023)."""
+
+    number: Positive
+    """How many new prompts are wanted. These alone are answered."""
+    rounds: Positive = 10
+    """The most rounds. Each asks for as many as are still missing, and may show what earlier rounds gave."""
+    shown: Annotated[int, Field(ge=2)] = 8
+    """Prompts that each request shows (Wang et al., section 2.2: 8); a quarter of them, once there are some, are new
+    ones."""
+    similarity: Fraction = 0.7
+    """From this ROUGE-L with any other prompt on, a new one is dropped (their section 2.2: 0.7)."""
+    template: OutsidePath | None = None
+    """A file with a request of your own, as a Jinja template of `shown`, a list of texts, and `wanted`, how many new
+    ones a request is to give. The answer is a numbered list."""
+
+
+class Revise(Section):
+    """Answers are criticised by a principle and rewritten, by the model that gave them (constitutional AI: Bai et al.
+    2022, section 3.1)."""
+
+    principles: Annotated[tuple[str, ...], Field(min_length=1)] | OutsidePath
+    """What answers should be like, one of them for each round of each answer, by hash: a list, or a file with one a
+    line."""
+    rounds: Positive = 1
+    """Critique and revision, one after the other, so many times (Bai et al.: 4)."""
+    critique: OutsidePath | None = None
+    """A file with a request of your own, as a Jinja template of `prompt`, `answer` and `principle`."""
+    revision: OutsidePath | None = None
+    """The same for the new answer; it has `critique` besides."""
+
+
+class JudgeReward(AnswerReward):
+    """What a language model thinks of the answer, from 0 to 5."""
+
+    kind: Literal["judge"]
+    """Names this reward."""
+    model: AskedModel
+    """Who judges."""
+    template: OutsidePath | None = None
+    """A file with a question of your own, as a Jinja template of `prompt`, `answer` and `answer_schema`: JSON with a
+    `score`."""
+
+
+AnyReward = Annotated[
+    Annotated[
+        Exact | Contains | Number | Regex | Format | ModelReward | OwnReward | JudgeReward, Field(discriminator="kind")
+    ],
+    BeforeValidator(kind_of_own),
+]
+
+
+class MadeExamples(Section):
+    """A set of examples that a language model writes; see docs/examples.md."""
+
+    data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
+    """Where the prompts are, or with `grow` those that new ones are written after. `examples://NAME` is another set of
+    this section."""
+    exclude: OutsidePath | None = None
+    """A file with ids, one a line: prompts that are left out, with all that would be made from them."""
+    model: AskedModel
+    """Who answers."""
+    grow: Grow | None = None
+    """Write new prompts first."""
+    per_prompt: Positive = 1
+    """Answers to each prompt."""
+    revise: Revise | None = None
+    """Criticise and rewrite each of them."""
+    rewards: tuple[AnyReward, ...] = ()
+    """What answers are chosen by: the rewards of `rl`, but `length`, whose tokens are the policy's. A reward of kind
+    `model` needs its `path`; the kind `judge` asks a language model."""
+    compare: Comparison | None = None
+    """Choose between two answers by a language model instead: the one that it prefers in both orders (Bai et al. 2022,
+    section 4.1)."""
+    gives: Literal["conversations", "pairs"] = "conversations"
+    """`conversations`: each prompt with its best answer, for `sft`; `pairs`: with the best and the worst one, for `dpo`
+    and `reward`; where nothing chooses, with the revised answer and the first one."""
+    best: Positive = 1
+    """Of conversations: how many answers to a prompt are kept, the best ones."""
+    min_reward: float | None = None
+    """Only answers with at least this reward are kept, of pairs as chosen ones (rejection sampling)."""
+    cut: Literal["drop", "keep"] = "drop"
+    """What happens to an answer that ended at `model.max_tokens`: it is dropped, or kept as it is."""
+    max_quarantined: Fraction = 0.05
+    """Share of the prompts that the endpoint may refuse before the stage fails."""
+    seed: int | None = None
+    """Of the choice of principles and of shown prompts; the manifest's if absent."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything says which answer is better."""
+        return bool(self.rewards) or self.compare is not None
+
+    @model_validator(mode="after")
+    def _chooses_by_one_thing(self) -> Self:
+        if self.rewards and self.compare is not None:
+            raise ValueError("rewards and compare both choose among answers; keep one of the two")
+        if self.min_reward is not None and not self.rewards:
+            raise ValueError("min_reward needs `rewards`")
+        for number, reward in enumerate(self.rewards):
+            if isinstance(reward, ModelReward) and reward.path is None:
+                raise ValueError(f"rewards[{number}]: kind model needs the `path` of a reward model here")
+        names = [name_of(reward) for reward in self.rewards]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"rewards: two are called {twice}; give each a `name` of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _has_answers_to_choose_from(self) -> Self:
+        if self.per_prompt > 1 and self.model.temperature == 0:
+            raise ValueError(
+                f"per_prompt is {self.per_prompt}, but at model.temperature 0 all answers to a prompt are "
+                "the same; raise model.temperature (1.0 is usual), or lower per_prompt to 1"
+            )
+        if self.compare is not None and self.per_prompt != 2:
+            raise ValueError(
+                f"compare chooses between two answers, but per_prompt is {self.per_prompt}; set it to 2, "
+                "or give `rewards`"
+            )
+        if self.gives == "pairs":
+            self._check_pairs()
+        elif self.best > self.per_prompt:
+            raise ValueError(f"best is {self.best}, but per_prompt gives {self.per_prompt} answers; lower it")
+        elif not self.chooses and self.best < self.per_prompt:
+            raise ValueError(
+                f"per_prompt is {self.per_prompt}, but nothing says which answer is the best; give "
+                f"`rewards`, or `compare`, or keep all by `best: {self.per_prompt}`"
+            )
+        elif self.compare is not None and self.best > 1:
+            raise ValueError("compare takes one of two answers; set best to 1, or give `rewards`")
+        return self
+
+    def _check_pairs(self) -> None:
+        if self.best > 1:
+            raise ValueError("best is for conversations; a prompt gives one pair: remove it")
+        if not self.chooses and (self.revise is None or self.per_prompt > 1):
+            raise ValueError(
+                "pairs need what says which answer is better: give `rewards` or `compare`, or `revise` "
+                "with per_prompt 1"
+            )
+        if self.rewards and self.per_prompt < 2:
+            raise ValueError("pairs by rewards need at least two answers; raise per_prompt")
+
+
+def made_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Paths of a manifest that name no set of it, and sets that are made from each other."""
+    sets = raw.get("examples")
+    sets = sets if isinstance(sets, Mapping) else {}
+    places: list[tuple[Location, Any]] = [((name,), raw.get(name)) for name in READERS]
+    places += [(("examples", name), one) for name, one in sets.items()]
+    waiting: dict[str, set[str]] = {}
+    for place, section in places:
+        data = section.get("data") if isinstance(section, Mapping) else None
+        named = {
+            number: name
+            for number, one in enumerate(data if isinstance(data, list) else [])
+            if isinstance(one, Mapping)
+            for name in made_names([str(one.get("path"))])
+        }
+        for number, name in named.items():
+            if name not in sets:
+                there = f"there are {', '.join(map(str, sets))}" if sets else "there is no section `examples:`"
+                hint = did_you_mean(name, map(str, sets))
+                yield (*place, "data", number, "path"), f"no such set: {name!r}{hint} ({there})"
+        if len(place) > 1:
+            waiting[str(place[1])] = set(named.values())
+    while ready := [name for name, parents in waiting.items() if not parents & waiting.keys()]:
+        waiting = {name: parents for name, parents in waiting.items() if name not in ready}
+    for name in waiting:
+        yield ("examples", name, "data"), f"{', '.join(waiting)} are made from each other in a circle"

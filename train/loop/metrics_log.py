@@ -1,0 +1,144 @@
+"""Record of a training: files of JSON lines that survive a kill and are truncated to the step to resume from.
+
+While a stage runs, its record is in its working folder; `publish` copies it to the stage's output.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.files import atomic_write
+from gristmill.mixtures.engine import Trackers
+from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
+from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
+from gristmill.train.trackers import open_trackers
+
+METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
+NOWHERE = Trackers()
+TIMINGS = (
+    "tokens_per_second",
+    "mfu",
+    "mfu_causal",
+    "data_wait_seconds",
+    "data_wait_share",
+    "checkpoint_seconds",
+    "peak_memory_bytes",
+    "rollout_tokens_per_second",
+)
+"""Metrics that may differ between two runs of one training; all other metrics are reproducible."""
+
+
+class Record:
+    """Writer of `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard event files and experiment trackers.
+
+    Only the first rank creates one.
+
+    Args:
+        work: the stage's working folder.
+        resumed_step: lines of later steps are removed; 0 starts over.
+        rollbacks: number of rollbacks so far; skipped steps before the last one are kept.
+        trackers: experiment trackers that also receive the metrics.
+
+    Raises:
+        ModuleNotFoundError: the client of a tracker is not installed.
+    """
+
+    def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0, trackers: Trackers = NOWHERE) -> None:
+        self._work = work
+        cut_after(work / METRICS, resumed_step)
+        cut_after(work / SKIPPED, resumed_step, rollbacks)
+        forget_after(work / AUTOPSIES, resumed_step, rollbacks)
+        if resumed_step == 0:
+            shutil.rmtree(work / "tensorboard", ignore_errors=True)
+        self._board = _open_tensorboard(work / "tensorboard", resumed_step)
+        self._trackers = open_trackers(trackers, work)
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """Append a line with a `step`, print it, and send its numbers to TensorBoard and the trackers."""
+        append_line(self._work / METRICS, line)
+        print(log_line(line), flush=True)
+        for name, value in flatten(line).items():
+            self._board.add_scalar(name, value, line["step"])
+        for tracker in self._trackers:
+            tracker.log(line["step"], flatten(line))
+
+    def skipped(self, line: dict[str, Any]) -> None:
+        """Append a skipped step and the data that it read."""
+        append_line(self._work / SKIPPED, line)
+
+    def go_back(self, line: dict[str, Any]) -> None:
+        """Truncate the metrics to the target step of a rollback, and log the rollback at that step."""
+        cut_after(self._work / METRICS, line["to_step"])
+        append_line(self._work / METRICS, {"step": line["to_step"], "rollback": line})
+        self._board.close()
+        self._board = _open_tensorboard(self._work / "tensorboard", line["to_step"])
+
+    def close(self) -> None:
+        """Flush TensorBoard's files, and finish the runs of the trackers."""
+        self._board.close()
+        for tracker in self._trackers:
+            tracker.finish()
+
+    def publish(self, out: Path) -> None:
+        """Copy the record to the stage's output."""
+        for name in (METRICS, SKIPPED):
+            with atomic_write(out / name) as sink:
+                sink.write((self._work / name).read_bytes())
+        if rollbacks := read_rollbacks(self._work):
+            write_rollbacks(out, rollbacks)
+        for path in sorted((self._work / AUTOPSIES).glob("*")):
+            with atomic_write(out / AUTOPSIES / path.name) as sink:
+                sink.write(path.read_bytes())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All metrics so far."""
+        return read_lines(self._work / METRICS)
+
+
+def log_line(line: dict[str, Any]) -> str:
+    """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8, tokens_per_second 8.12e+04`."""
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in flatten(line).items() if not isinstance(value, bool))
+    return f"step {line['step']}: {numbers or json.dumps(line)}"
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a JSON object as a line."""
+    with open(path, "a", encoding="utf-8") as sink:
+        sink.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file; an empty list if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
+    """Keep complete lines of steps up to `step` and of all steps before the last rollback; creates a missing file."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    complete_lines = (line for line in lines if line.endswith(b"\n"))
+    with atomic_write(path) as sink:
+        sink.writelines(line for line in complete_lines if _is_kept(json.loads(line), step, rollbacks))
+
+
+def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
+    return bool((line.get("rollbacks", rollbacks), line["step"]) <= (rollbacks, step))
+
+
+def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} -> {"sources/a/loss": 1}."""
+    numbers: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            numbers.update(flatten(value, f"{prefix}{name}/"))
+        elif isinstance(value, int | float) and name != "step":
+            numbers[f"{prefix}{name}"] = value
+    return numbers
+
+
+def _open_tensorboard(folder: Path, resumed_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)

@@ -1,0 +1,311 @@
+"""Conversion between Hugging Face's encoders and encoder-decoders and ours: config.json and tensor names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, TOKEN_TYPES, Shape, UnknownArchitectureError
+
+ENCODER, BERT, ENCODER_DECODER = "modernbert", "bert", "t5"
+BERT_LAYER = re.compile(r"model\.layers\.(\d+)\.(self_attn\.\w+|mlp\.\w+|\w+)\.(weight|bias)")
+BERT_PARTS = {
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "self_attn.o_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+BERT_NAMES = {
+    "model.embed_tokens": "bert.embeddings.word_embeddings",
+    "model.embed_types": "bert.embeddings.token_type_embeddings",
+    "model.embed_positions": "bert.embeddings.position_embeddings",
+    "model.embedding_norm": "bert.embeddings.LayerNorm",
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+}
+"""Our modules -> BERT's, outside the layers; BERT_PARTS has those within a layer."""
+T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
+T5_NAMES = {
+    "model.embed_tokens.weight": "shared.weight",
+    "lm_head.weight": "lm_head.weight",
+    "model.encoder_norm.weight": "encoder.final_layer_norm.weight",
+    "model.norm.weight": "decoder.final_layer_norm.weight",
+    **{
+        f"model.{side}_bias.weight": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        for side in ("encoder", "decoder")
+    },
+}
+"""Our names -> T5's, outside the layers."""
+T5_MATRICES = {
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "gate_proj": "wi_0",
+    "up_proj": "wi_1",
+    "down_proj": "wo",
+}
+
+
+def encoder_shape(config: Mapping[str, Any]) -> Shape:
+    """Shape of a ModernBERT."""
+    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
+    if theta is None:
+        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
+    return Shape(
+        layers=config["num_hidden_layers"],
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        ffn_width=config["intermediate_size"],
+        rope_theta=float(theta),
+        norm_eps=config["norm_eps"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"],
+        sequence_length=config["max_position_embeddings"],
+        encoder=True,
+    )
+
+
+def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Settings of a config.json under which a ModernBERT would differ from this encoder with full attention.
+
+    Missing settings have the defaults of transformers.
+    """
+    layers = config.get("layer_types")
+    every = config.get("global_attn_every_n_layers", 3)
+    return {
+        "layer_types": every != 1 if layers is None else set(layers) != {"full_attention"},
+        "hidden_activation": config.get("hidden_activation", "gelu") != "gelu",
+        "classifier_activation": config.get("classifier_activation", "gelu") != "gelu",
+        "decoder_bias": bool(config.get("decoder_bias", True)),
+        **{
+            name: bool(config.get(name, False))
+            for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
+        },
+        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default") != "default",
+    }
+
+
+def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
+
+
+def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """Config.json of a ModernBERT."""
+    rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
+    return {
+        "architectures": ["ModernBertForMaskedLM"],
+        "model_type": ENCODER,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ffn_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.sequence_length,
+        "norm_eps": shape.norm_eps,
+        "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
+        "layer_types": ["full_attention"] * shape.layers,
+        "global_attn_every_n_layers": 1,
+        "global_rope_theta": shape.rope_theta,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "decoder_bias": False,
+        "classifier_bias": False,
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_dropout": 0.0,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "cls_token_id": None,
+        "sep_token_id": None,
+    }
+
+
+def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """Config.json of a BERT."""
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": BERT,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ffn_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.sequence_length,
+        "type_vocab_size": TOKEN_TYPES,
+        "layer_norm_eps": shape.norm_eps,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
+
+
+def bert_shape(config: Mapping[str, Any]) -> Shape:
+    """Shape of a BERT.
+
+    Raises:
+        UnknownArchitectureError: it differs from this encoder, or its file lacks a size.
+    """
+    sizes = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+    )
+    if missing := [name for name in sizes if config.get(name) is None]:
+        raise UnknownArchitectureError(f"config.json of a {BERT} has no {', '.join(missing)}")
+    differences = {
+        "hidden_act": config.get("hidden_act", "gelu") != "gelu",
+        "position_embedding_type": config.get("position_embedding_type") not in (None, "absolute"),
+        "type_vocab_size": config.get("type_vocab_size", TOKEN_TYPES) != TOKEN_TYPES,
+        "tie_word_embeddings": not config.get("tie_word_embeddings", True),
+        **{name: bool(config.get(name)) for name in ("is_decoder", "add_cross_attention")},
+    }
+    if different := [name for name, differs in differences.items() if differs]:
+        raise UnknownArchitectureError(
+            "config.json is of a BERT that the encoder here cannot run: it computes "
+            f"something else under {', '.join(different)}"
+        )
+    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    return Shape(
+        layers=config["num_hidden_layers"],
+        width=width,
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        ffn_width=config["intermediate_size"],
+        rope_theta=1e4,
+        norm_eps=config.get("layer_norm_eps", 1e-12),
+        tied_embeddings=True,
+        vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"],
+        sequence_length=config["max_position_embeddings"],
+        encoder=True,
+        bert=True,
+    )
+
+
+def bert_name(name: str) -> str:
+    """BERT's name of one of our tensors."""
+    if name == "output_bias":
+        return "cls.predictions.bias"
+    if match := BERT_LAYER.fullmatch(name):
+        return f"bert.encoder.layer.{match[1]}.{BERT_PARTS[match[2]]}.{match[3]}"
+    module, _, last = name.rpartition(".")
+    return f"{BERT_NAMES[module]}.{last}"
+
+
+def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """Config.json of a T5."""
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": ENCODER_DECODER,
+        "vocab_size": shape.vocab_size,
+        "d_model": shape.width,
+        "d_kv": shape.head_width,
+        "d_ff": shape.ffn_width,
+        "num_layers": shape.layers,
+        "num_decoder_layers": shape.layers,
+        "num_heads": shape.heads,
+        "relative_attention_num_buckets": BUCKETS,
+        "relative_attention_max_distance": MOST_DISTANCE,
+        "n_positions": shape.sequence_length,
+        "layer_norm_epsilon": shape.norm_eps,
+        "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "eos_token_id": eos[0],
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+    }
+
+
+def t5_shape(config: Mapping[str, Any]) -> Shape:
+    """Shape of a T5 v1.1.
+
+    Raises:
+        UnknownArchitectureError: it differs from this encoder-decoder.
+    """
+    missing = [
+        name
+        for name in ("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size")
+        if config.get(name) is None
+    ]
+    if missing:
+        raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
+    differences = {
+        "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
+        "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
+        "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
+        "relative_attention_num_buckets": config.get("relative_attention_num_buckets", BUCKETS) != BUCKETS,
+        "relative_attention_max_distance": config.get("relative_attention_max_distance", MOST_DISTANCE)
+        != MOST_DISTANCE,
+    }
+    if different := [name for name, differs in differences.items() if differs]:
+        raise UnknownArchitectureError(
+            "config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
+            f"cannot run: it computes something else under {', '.join(different)}"
+        )
+    heads = int(config["num_heads"])
+    return Shape(
+        layers=config["num_layers"],
+        width=config["d_model"],
+        heads=heads,
+        kv_heads=heads,
+        head_width=config["d_kv"],
+        ffn_width=config["d_ff"],
+        rope_theta=1e4,
+        norm_eps=config.get("layer_norm_epsilon", 1e-6),
+        tied_embeddings=False,
+        vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"],
+        sequence_length=config.get("n_positions", 512),
+        encoder_decoder=True,
+    )
+
+
+def t5_name(name: str, shape: Shape) -> str:
+    """T5's name of one of our tensors."""
+    match = T5_LAYER.fullmatch(name)
+    if match is None:
+        return T5_NAMES[name]
+    of_decoder, number = divmod(int(match[1]), shape.layers)
+    part, matrix = match[2], T5_MATRICES.get(match[3] or "")
+    last = 2 if of_decoder else 1
+    place, inner = {
+        "input_layernorm": (0, "layer_norm"),
+        "self_attn": (0, "SelfAttention"),
+        "cross_layernorm": (1, "layer_norm"),
+        "cross_attn": (1, "EncDecAttention"),
+        "post_attention_layernorm": (last, "layer_norm"),
+        "mlp": (last, "DenseReluDense"),
+    }[part]
+    path = f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
+    return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"

@@ -1,0 +1,357 @@
+"""Sizes of a model, as stored beside its weights, and quantities derived from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+from gristmill.mixtures.model import Model, RopeScaling
+from gristmill.mixtures.objectives.token_objectives import Kind as Kind
+from gristmill.mixtures.training import Pretrain, TrainingPhase
+from gristmill.mixtures.user_code import Own
+
+VOCAB_MULTIPLE = 128
+"""The embedding is padded to a multiple of this number of rows, for matrix units (OLMo-core: padded_vocab_size)."""
+LARGEST_SIZES = {
+    "layers": 10_000,
+    "width": 1 << 20,
+    "heads": 1 << 16,
+    "kv_heads": 1 << 16,
+    "head_width": 1 << 16,
+    "ffn_width": 1 << 24,
+    "vocab_size": 1 << 26,
+    "padded_vocab_size": 1 << 26,
+    "sequence_length": 1 << 31,
+}
+"""Upper bounds far beyond any model, as a model of a config.json is built in memory before its weights are read."""
+
+
+BUCKETS = 32
+"""Distance buckets of an encoder-decoder (Raffel et al. 2020, section 2.1)."""
+MOST_DISTANCE = 128
+"""Distance from which all distances share a bucket (same section)."""
+ENCODED, DECODED = 0.9, 0.2
+"""Encoded and decoded tokens of an encoder-decoder per token of a row, for counting FLOPs.
+
+15 % of the tokens are hidden in spans of 3 on average, each with a sentinel on both sides. Other objectives are counted
+with the same numbers.
+"""
+TOKEN_TYPES = 2
+"""Token types of BERT: first and second text (Devlin et al. 2019, section 3)."""
+BERT_FFN = 4
+"""Ratio of BERT's feed-forward width to its width (section 3)."""
+CHUNKS = 2
+"""Chunks of a row per process in context parallelism (see context_parallel.py)."""
+OWN = "own"
+"""Key of config.json for the code and options of a user's model."""
+
+
+class ShapeError(ValueError):
+    """A config.json does not describe a valid model."""
+
+
+class UnknownArchitectureError(ValueError):
+    """A config.json describes an unsupported architecture."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Settings of a published model's config.json that only its export needs.
+
+    Attributes:
+        model_type: its family.
+        eos: ids that end a text.
+        sliding_window: maximum number of tokens that a token attends to, including itself; rows are not longer. None:
+            all.
+    """
+
+    model_type: str
+    eos: tuple[int, ...] = ()
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes and options of a decoder, encoder or encoder-decoder.
+
+    Attributes:
+        layers, width, heads, kv_heads, head_width, ffn_width: see `mixtures.model.Model`.
+        rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask: likewise.
+        vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are neither read nor predicted.
+        padded_vocab_size: rows of the embedding.
+        sequence_length: context: maximum row length that any stage trained on.
+        qkv_bias: true if queries, keys and values have biases (Qwen2).
+        rotary_share: share of a head's channels that rotary positions rotate (GLM-4: half).
+        experts: feed-forward experts per block; 0 in a dense model.
+        experts_per_token: experts that a token is routed to.
+        load_balancing: weight of the load-balancing loss.
+        norm_topk_prob: true if the weights of a token's experts are divided by their sum (Mixtral, most of Qwen3-MoE).
+        encoder: true for bidirectional attention and prediction of masked tokens (see models.encoder).
+        bert: true if an encoder is BERT's (see models.bert), not ModernBERT's.
+        encoder_decoder: true if a decoder beside an encoder, with `layers` each, predicts hidden spans (see
+            models.encoder_decoder).
+        multi_token: number of further tokens predicted at each place in training (see models.multi_token).
+        prefix_lm: true if tokens of a prompt attend to each other in both directions (see objectives.prefix_rows).
+        published: settings of a model that was trained elsewhere.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn_width: int
+    rope_theta: float
+    norm_eps: float
+    tied_embeddings: bool
+    vocab_size: int
+    padded_vocab_size: int
+    sequence_length: int
+    rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    rotary_share: float = 1.0
+    document_mask: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    load_balancing: float = 0.0
+    encoder: bool = False
+    prefix_lm: bool = False
+    multi_token: int = 0
+    encoder_decoder: bool = False
+    bert: bool = False
+    norm_topk_prob: bool = True
+    published: Published | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        window = None if self.published is None else self.published.sliding_window
+        if window is not None and self.sequence_length > window:
+            raise ShapeError(
+                f"rows of {self.sequence_length:,} tokens are longer than the model's sliding window of {window:,}, and "
+                f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or "
+                "sequence_length of sft, reward, dpo or rl)"
+            )
+        for name, limit in LARGEST_SIZES.items():
+            size = getattr(self, name)
+            if type(size) is not int or not 1 <= size <= limit:
+                raise ShapeError(f"a model's {name} is a whole number from 1 to {limit:,}, not {size!r}")
+
+    @property
+    def attention_width(self) -> int:
+        """Channels of all query heads."""
+        return self.heads * self.head_width
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights that every token is multiplied by: all matrices and the output head, without the embedding lookup.
+
+        Of the experts only those that a token is routed to, and the router.
+        """
+        if self.encoder_decoder:
+            return round(
+                ENCODED * self._stack(decoder=False)
+                + DECODED * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
+            )
+        return self._matrices(self.experts_per_token) + self.multi_token * self.padded_vocab_size * self.width
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        if self.encoder_decoder:
+            vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
+            return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
+        if self.bert:
+            # Biases and norms, within the layers and outside.
+            vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
+            return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
+        lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
+        kv_width = self.kv_heads * self.head_width
+        biases = (self.attention_width + 2 * kv_width) * self.qkv_bias
+        vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
+        # An encoder has norms in its embeddings and prediction head, and one norm less in its first layer.
+        norms = self.width * (2 if self.encoder else 1)
+        norms += 3 * self.width * self.multi_token
+        return self._matrices(self.experts) + lookup + self.blocks * vectors + norms
+
+    def flops_per_token(self, length: int) -> int:
+        """FLOPs of forward and backward pass per token, including attention (PaLM, appendix B)."""
+        if self.encoder_decoder:
+            # Encoded tokens attend to encoded tokens, decoded tokens to both.
+            pairs = (ENCODED * ENCODED + DECODED * (DECODED + ENCODED)) * length
+            return 6 * self.matrix_parameters + round(12 * self.layers * self.attention_width * pairs)
+        return 6 * self.matrix_parameters + 12 * self.blocks * self.attention_width * length
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of prediction: next token (decoder), masked tokens (encoder), or hidden spans (encoder-decoder)."""
+        return "encoder" if self.encoder else "encoder_decoder" if self.encoder_decoder else "decoder"
+
+    @property
+    def blocks(self) -> int:
+        """Number of layers, including those of further tokens."""
+        return self.layers + self.multi_token
+
+    @property
+    def is_plain_decoder(self) -> bool:
+        """True if tensor and pipeline parallelism support its forward pass."""
+        return not (self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token)
+
+    def _stack(self, decoder: bool) -> int:
+        """Weights of all matrices in the layers of one side of an encoder-decoder."""
+        attention = 4 * self.width * self.attention_width
+        return self.layers * ((2 if decoder else 1) * attention + 3 * self.width * self.ffn_width)
+
+    def _matrices(self, experts: int) -> int:
+        """Weights of all matrices with this number of experts per block (0 if dense)."""
+        attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
+        matrices = (2 if self.bert else 3) * max(experts, 1)
+        feed_forward = matrices * self.width * self.ffn_width + self.width * self.experts
+        prediction = self.width**2 * (self.encoder + 2 * self.multi_token)
+        return self.blocks * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
+
+
+@dataclass(frozen=True)
+class OwnShape:
+    """Known sizes of a user's model, with the part of the interface of `Shape` that applies.
+
+    Attributes:
+        own: class or function, and its options.
+        vocab_size: number of predicted ids.
+        sequence_length: maximum row length.
+        document_mask: true if it gets positions within documents.
+        seed: of its initial weights.
+        parameters: number of trained parameters.
+    """
+
+    own: Own
+    vocab_size: int
+    sequence_length: int
+    document_mask: bool
+    seed: int
+    parameters: int = 0
+
+    layers: ClassVar[int] = 0
+    experts: ClassVar[int] = 0
+    kind: ClassVar[Kind] = "decoder"
+    encoder: ClassVar[bool] = False
+    prefix_lm: ClassVar[bool] = False
+    multi_token: ClassVar[int] = 0
+    encoder_decoder: ClassVar[bool] = False
+
+    def flops_per_token(self, length: int) -> int:
+        """6 N per token (Kaplan et al. 2020, section 2.1), as other operations are unknown."""
+        return 6 * self.parameters
+
+
+def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool = False) -> Shape:
+    """Shape of a manifest's model section, with a vocabulary size, a row length and the kind of prediction."""
+    moe = model.moe
+    return Shape(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        kv_heads=model.kv_heads or model.heads,
+        head_width=model.head_width or model.width // model.heads,
+        ffn_width=model.feed_forward_width,
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        tied_embeddings=model.tied_embeddings,
+        vocab_size=vocab_size,
+        padded_vocab_size=math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        sequence_length=sequence_length,
+        rope_scaling=model.rope_scaling,
+        qk_norm=model.qk_norm,
+        document_mask=model.document_mask,
+        experts=moe.experts if moe else 0,
+        experts_per_token=moe.experts_per_token if moe else 0,
+        load_balancing=moe.load_balancing if moe else 0.0,
+        encoder=encoder,
+    )
+
+
+def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
+    """Shape of a model for the section `pretrain`, from its sizes and objective."""
+    shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
+    if section.masked is not None and section.masked.shape == "bert":
+        return replace(shape, bert=True, ffn_width=section.model.ffn_width or BERT_FFN * shape.width)
+    if section.kind == "encoder_decoder":
+        return replace(shape, encoder_decoder=True, tied_embeddings=False)
+    if section.blank_infilling is not None:
+        shape = replace(shape, qkv_bias=True, rotary_share=0.5)
+    return replace(shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
+
+
+def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
+    """Shape with the rotary positions of a phase, if the phase sets them."""
+    rotary_settings = (
+        {}
+        if phase is None
+        else {key: value for key in ("rope_theta", "rope_scaling") if (value := getattr(phase, key)) is not None}
+    )
+    return replace(shape, **rotary_settings)
+
+
+def further_heads(section: Pretrain) -> int:
+    """Number of further tokens predicted at each place."""
+    return 0 if section.multi_token is None else section.multi_token.heads
+
+
+def shape_to_json(shape: Shape) -> dict[str, Any]:
+    """Content of `config.json`."""
+    values = {key.name: getattr(shape, key.name) for key in fields(shape)}
+    published, scaling = values.pop("published"), shape.rope_scaling
+    if values["norm_topk_prob"]:
+        del values["norm_topk_prob"]
+    return {
+        **values,
+        "rope_scaling": None if scaling is None else scaling.model_dump(mode="json"),
+        **({} if published is None else {"published": asdict(published)}),
+    }
+
+
+def shape_from_json(value: Mapping[str, Any]) -> Shape:
+    """Shape of a `config.json`.
+
+    Raises:
+        ShapeError: a key is missing or unknown.
+    """
+    values = dict(value)
+    if "head_width" not in values and {"width", "heads"} <= values.keys():
+        values["head_width"] = values["width"] // values["heads"]  # default before the key existed
+    is_required = {key.name: key.default is MISSING for key in fields(Shape)}
+    missing, unknown = (
+        [name for name, needed in is_required.items() if needed and name not in values],
+        values.keys() - is_required,
+    )
+    if missing or unknown:
+        parts = [
+            f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names
+        ]
+        raise ShapeError(
+            f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
+            "transformers (with `model_type`); export the model with the version that saved it, or train "
+            "it again"
+        )
+    scaling, published = values.get("rope_scaling"), values.get("published")
+    if published is not None:
+        values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
+    return Shape(**{**values, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
+
+
+def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
+    """Content of `config.json`."""
+    return {
+        OWN: shape.own.model_dump(mode="json"),
+        "vocab_size": shape.vocab_size,
+        "sequence_length": shape.sequence_length,
+        "document_mask": shape.document_mask,
+        "seed": shape.seed,
+        "parameters": shape.parameters,
+    }
+
+
+def own_shape_from_json(config: Mapping[str, Any]) -> OwnShape:
+    """Shape of a `config.json`."""
+    return OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})

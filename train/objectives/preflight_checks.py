@@ -1,0 +1,176 @@
+"""Checks on the first rows that must pass before a fine-tuning starts.
+
+- packed equals unpacked: rows have the summed loss of their single examples (else attention leaks between documents, or
+  positions do not restart);
+- accumulation equals one big batch: gradients of micro-batches add up to those of the batch.
+
+The measurements are written to `step-0.json`, with the shares of the data that the stage `sft_data` checked. The check
+of preference optimisation, a margin of zero and a loss of ln 2, is in `objectives/reference_logps.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.loop.step import accumulate_gradients
+from gristmill.train.objectives.sft_objective import AssistantTurns, Turns
+from gristmill.train.parallel.process_groups import World, sum_over_ranks
+from gristmill.train.parallel.sharding import evaluating
+
+CERTIFICATE = "step-0.json"
+PROOF_ROWS = 4
+"""Number of rows of each check: enough to show a leak, and few enough to take seconds."""
+LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+"""Relative difference allowed for rounding: sums in another order, and kernels for other shapes."""
+
+
+class NotProvedError(RuntimeError):
+    """A check before the first step failed."""
+
+
+def prove(
+    model: nn.Module,
+    objective: AssistantTurns,
+    data: Mapping[str, Any],
+    dtype: torch.dtype,
+    micro_batch_size: int,
+    world: World,
+) -> dict[str, Any]:
+    """Run all checks and return their measurements; raise if any of them fails.
+
+    Args:
+        model: before its first step.
+        objective: of the training.
+        data: counts of the stage `sft_data` (see conversation_tokens.counts_of).
+        dtype: of matrix products.
+        micro_batch_size: maximum rows per forward pass on a rank.
+        world: the processes.
+
+    Raises:
+        NotProvedError: names every failed check, with value and threshold.
+    """
+    # At most the rows of one forward pass of the training.
+    count = min(PROOF_ROWS, micro_batch_size * world.data_size, objective.order.total)
+    rows = objective.order.rows(np.arange(count, dtype=np.int64))
+    together, alone = packed_and_unpacked(model, objective, rows, world)
+    difference = accumulated_difference(model, objective, rows, world)
+    certificate = {
+        "loss": together / objective.weight(rows),
+        "loss_unpacked": alone / objective.weight(rows),
+        "accumulation_difference": difference,
+        "largest_difference": LARGEST_DIFFERENCE[dtype],
+        **{name: data[name] for name in ("trained_share", "masked_share", "truncated_share", "end_of_turn_share")},
+    }
+    problems = failures(certificate)
+    certificate["problems"] = problems
+    if problems:
+        raise NotProvedError("sft: the training was not started: " + "; ".join(problems))
+    return certificate
+
+
+def failures(certificate: Mapping[str, Any]) -> list[str]:
+    """Messages of the failed checks of a certificate."""
+    tolerance = certificate["largest_difference"]
+    loss, alone = certificate["loss"], certificate["loss_unpacked"]
+    messages = []
+    if not abs(loss - alone) <= tolerance * abs(alone):
+        messages.append(
+            f"packed rows have the loss {loss:.6f}, but their examples one by one {alone:.6f} (tolerance "
+            f"{tolerance:g}, relative): attention or positions cross from one example into another"
+        )
+    if not certificate["accumulation_difference"] <= tolerance:
+        messages.append(
+            f"gradients of micro-batches differ from those of one big batch by "
+            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {tolerance:g})"
+        )
+    return messages
+
+
+def packed_and_unpacked(
+    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
+) -> tuple[float, float]:
+    """Summed loss of rows as packed, and of their pieces one by one, over all ranks."""
+    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(rows, world.data_rank, world.data_size, 1):
+            batch = objective.prepare(part)
+            sums[0] += objective.loss(model, batch, 1.0).sums[0]
+            # All ranks run equally many forward passes, which are collectives.
+            for piece in pieces_of(batch, agree_on_most(len(starts_of(batch)), world)):
+                sums[1] += objective.loss(model, piece, 1.0).sums[0]
+    together, alone = sum_over_ranks(sums, world).tolist()
+    return together, alone
+
+
+def starts_of(batch: Turns) -> list[int]:
+    """Starts of the pieces in a batch of one row; its padding belongs to the last piece."""
+    return [0] if batch.positions is None else torch.nonzero(batch.positions[0] == 0).flatten().tolist()
+
+
+def pieces_of(batch: Turns, count: int) -> list[Turns]:
+    """Batch per piece of a batch of one row, followed by batches of weight zero up to `count`."""
+    t, starts = batch.ids.shape[1], starts_of(batch)
+    pieces = []
+    for start, end in zip(starts, [*starts[1:], t], strict=True):
+        # Padded to the row length, as compiled code takes one shape. Attention is causal: padding has no effect.
+        ids, trained = (F.pad(part[:, start:end], (0, t - end + start)) for part in (batch.ids, batch.trained))
+        pieces.append(Turns(ids, trained, batch.sources, None, batch.real))
+    empty_batch = replace(pieces[0], real=False)
+    return pieces + [empty_batch] * (count - len(pieces))
+
+
+def agree_on_most(value: int, world: World) -> int:
+    """Maximum of a number over all ranks."""
+    if world.size == 1:
+        return value
+    most = torch.tensor([value], dtype=torch.int64, device=world.device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    return int(most)
+
+
+def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World) -> float:
+    """Relative distance of the gradients of one-row micro-batches from those of one big batch."""
+    batch_gradients = gradients(model, objective, rows, len(rows), world)
+    accumulated = gradients(model, objective, rows, 1, world)
+    norms = torch.stack(
+        [
+            squares(batch_gradients),
+            squares([expected - actual for expected, actual in zip(batch_gradients, accumulated, strict=True)]),
+        ]
+    )
+    if world.size > 1:
+        torch.distributed.all_reduce(norms)
+    norm, difference = norms.sqrt().tolist()
+    return float(difference / norm) if norm else 0.0
+
+
+def gradients(
+    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, micro_batch_size: int, world: World
+) -> list[Tensor]:
+    """This rank's shards of the gradients of the mean loss of rows, in micro-batches; the model keeps none."""
+    parts = [
+        objective.prepare(part) for part in micro_batches(rows, world.data_rank, world.data_size, micro_batch_size)
+    ]
+    accumulate_gradients(model, objective, parts, objective.weight(rows), world)
+    shards = [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return shards
+
+
+def local(gradient: Tensor) -> Tensor:
+    """Local shard of a gradient."""
+    shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return shard
+
+
+def squares(tensors: Sequence[Tensor]) -> Tensor:
+    """Sum of all squares, float64."""
+    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum()

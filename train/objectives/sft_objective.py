@@ -1,0 +1,170 @@
+"""Objective of supervised fine-tuning: loss on the trained tokens of packed conversations, with metrics per set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.tokenize.loss_masks import LossMasks
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.batch import read_turns
+from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
+from gristmill.train.loop.prefetch import pinned
+from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
+
+HEAD_TOKENS = 64
+"""Tokens of each example that loss-spike reports show as text."""
+SUMS_PER_SET = 3
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A micro-batch in host memory.
+
+    Attributes:
+        ids: (n, t) int64.
+        trained: (n, t) bool.
+        sources: (n,) int64, set number of each row.
+        positions: (n, t) int32, position of each token in its example; None if every row holds one example.
+        real: false for an empty micro-batch, whose rows are padding.
+    """
+
+    ids: Tensor
+    trained: Tensor
+    sources: Tensor
+    positions: Tensor | None
+    real: bool
+
+
+@dataclass(frozen=True)
+class PlacedTurns:
+    """A micro-batch on the device.
+
+    Attributes:
+        ids: (n, t) int64.
+        targets: (n, t) int64, IGNORED where nothing is trained.
+        counted: (n, t) float32, 1 for trained tokens that count, else 0.
+        sources, positions: see Turns.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    counted: Tensor
+    sources: Tensor
+    positions: Tensor | None
+
+
+class AssistantTurns:
+    """Cross-entropy over trained tokens (see objective.Objective).
+
+    Args:
+        packed: packed set with loss masks (`train/data/example_rows.py`).
+        seed: of the row order.
+        token_bytes: (vocab,) bytes per id, on the device.
+        flops_per_token: model FLOPs.
+    """
+
+    def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
+        self.packed, self.masks = packed, LossMasks(packed)
+        self.order = packed.order(seed)
+        self.fingerprint, self.sequence_length = self.masks.fingerprint, packed.sequence_length
+        self.flops_per_token = flops_per_token
+        self.sums_length = 1 + SUMS_PER_SET * len(packed.sources)
+        self._token_bytes = token_bytes
+
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
+        """Number of trained tokens."""
+        return float(self.masks.trained_per_row[rows].sum())
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """Number of tokens without padding."""
+        return int(self.packed.boundaries(rows).filled().sum())
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Turns:
+        """Read a micro-batch, cut to its longest row; an empty one holds a row of weight zero."""
+        # Empty micro-batches are computed too, as forward and backward are collectives.
+        real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
+        ids, trained, token_positions = read_turns(self.packed, self.masks, rows)
+        positions = None if token_positions is None else pinned(torch.from_numpy(token_positions))
+        return Turns(
+            pinned(torch.from_numpy(ids)),
+            pinned(torch.from_numpy(trained)),
+            pinned(torch.from_numpy(self.packed.source_of(rows))),
+            positions,
+            real,
+        )
+
+    def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes per set."""
+        placed = self.place(batch)
+        weights = placed.counted * scale
+        fused = bool(getattr(model, "is_compiled", False))
+        head = partial(weighted_nll, targets=placed.targets, weights=weights, fused=fused)
+        if draw is not None:
+            head = partial(
+                drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw), fused=fused
+            )
+        loss, nll = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
+        return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
+
+    def place(self, batch: Turns) -> PlacedTurns:
+        """Copy a micro-batch to the device, with its targets."""
+        device = self._token_bytes.device
+        ids, trained, sources = (
+            part.to(device, non_blocking=True) for part in (batch.ids, batch.trained, batch.sources)
+        )
+        positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
+        targets = next_tokens(ids, trained)
+        return PlacedTurns(ids, targets, (targets != IGNORED).float() * float(batch.real), sources, positions)
+
+    def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
+        """Total loss, and loss, trained tokens and bytes per set, from the losses of tokens (n, t)."""
+        num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
+        per_row = torch.stack(
+            [(part * placed.counted).double().sum(dim=1) for part in (nll, placed.counted, num_bytes)], dim=1
+        )
+        # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
+        per_set = torch.nn.functional.one_hot(placed.sources, len(self.packed.sources)).double().T @ per_row
+        return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        """Loss per trained token and bits per byte, over all sets and for each set with data."""
+        by_set = {
+            name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)] for n, name in enumerate(self.packed.sources)
+        }
+        return {
+            **loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
+            "sources": {
+                name: {**loss_metrics(*part), "tokens": int(part[1])} for name, part in by_set.items() if part[1]
+            },
+        }
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        """Examples of rows."""
+        return {"examples": [piece["id"].hex() for piece in self.packed.pieces(rows).to_pylist()]}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Examples of rows, with the mean loss of their trained tokens."""
+        tokens = self.packed.tokens(rows)
+        indices = {int(row): index for index, row in enumerate(rows)}
+        examples = []
+        for piece in self.packed.pieces(rows).to_pylist():
+            index, start, end = indices[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            # A position holds the loss of the next token.
+            losses = row_losses[index, max(start - 1, 0) : end - 1]
+            examples.append(
+                {
+                    "id": piece["id"].hex(),
+                    "loss": mean_of_trained(losses),
+                    "tokens": piece["length"],
+                    "head": tokens[index, start : min(end, start + HEAD_TOKENS)].tolist(),
+                }
+            )
+        return examples

@@ -1,0 +1,115 @@
+"""Tables of the answers of reinforcement learning, which `trace` reads without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.core.files import atomic_write
+from gristmill.dataprep.documents import open_parquet, write_table
+
+ANSWERS = "answers.parquet"
+"""File of all batches, in the stage's output."""
+TOKEN_COLUMNS = ("prompt_ids", "answer_ids", "logps", "reference_logps", "advantages")
+"""Columns of lists, which are read only on request."""
+DRAWN = "drawn"
+"""Another such column, with tools."""
+USED = pa.list_(
+    pa.struct(
+        [
+            ("turn", pa.int32()),
+            ("name", pa.string()),
+            ("arguments", pa.string()),
+            ("answer", pa.string()),
+            ("failed", pa.bool_()),
+        ]
+    )
+)
+BATCHES = "answers"
+"""Folder of batches so far, beside the checkpoints."""
+
+
+def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
+    """Schema of answers, in the order of a batch, answers to one prompt adjacent.
+
+    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null if no reward needs it), `ended`,
+    `tokens` (including the stop token), `reward` (weighted total), `rewards` (each without its weight), `advantage`
+    (the mean of its tokens').
+
+    Inputs to recompute losses from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and per token of the answer `logps`
+    under the sampling policy and `reference_logps` (null without a reference), both at the sampling temperature, and
+    `advantages`.
+
+    With tools `answer` is the last turn, `tokens` counts sampled tokens, `turns` the turns, and `used` holds the calls
+    with their answers. `answer_ids` then covers all turns and the text between them; `drawn` marks the sampled tokens,
+    and the values of other tokens are 0.
+    """
+    more: dict[str, pa.DataType] = {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())} if tools else {}
+    return pa.schema(
+        {
+            "id": pa.string(),
+            "prompt": pa.string(),
+            "answer": pa.string(),
+            "right": pa.string(),
+            "ended": pa.bool_(),
+            "tokens": pa.int32(),
+            "reward": pa.float32(),
+            "rewards": pa.struct([(name, pa.float32()) for name in names]),
+            "advantage": pa.float32(),
+            **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS},
+            **more,
+        }
+    )
+
+
+def keep_batch(
+    folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str], tools: bool = False
+) -> None:
+    """Write a batch's answers; a training that samples it again writes the same."""
+    write_table(folder / batch_name(batch), pa.Table.from_pylist(list(answers), schema_of(names, tools)))
+
+
+def gather_batches(folder: Path, batches: int, out: Path) -> None:
+    """Concatenate all batches in one table."""
+    with atomic_write(out) as sink:
+        writer: pq.ParquetWriter | None = None
+        for batch in range(batches):
+            with open_parquet(folder / batch_name(batch)) as file:
+                table = file.read(use_threads=False)
+            writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
+            writer.write_table(table, row_group_size=max(1, len(table)))
+        if writer is not None:
+            writer.close()
+
+
+def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -> list[dict[str, Any]] | None:
+    """Read a batch's answers from the first folder that has it: of a finished or of an unfinished stage.
+
+    Args:
+        folders: folders to search.
+        batch: number of the batch, from 0.
+        with_tokens: True to read TOKEN_COLUMNS too.
+    """
+    for folder in folders:
+        if (folder / ANSWERS).exists():
+            with open_parquet(folder / ANSWERS) as file:
+                return _rows(file.read_row_group(batch, use_threads=False), with_tokens)
+        if (folder / BATCHES / batch_name(batch)).exists():
+            with open_parquet(folder / BATCHES / batch_name(batch)) as file:
+                return _rows(file.read(use_threads=False), with_tokens)
+    return None
+
+
+def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
+    left_out = set() if with_tokens else {*TOKEN_COLUMNS, DRAWN}
+    rows: list[dict[str, Any]] = table.select([name for name in table.column_names if name not in left_out]).to_pylist()
+    return rows
+
+
+def batch_name(batch: int) -> str:
+    """File name of a batch."""
+    return f"batch-{batch:08d}.parquet"
