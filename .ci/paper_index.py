@@ -24,6 +24,7 @@ TOPICS = {
     "Tokens and mixtures": ("tokenize/", "mixtures/mix.py", "mixtures/tokenizer.py", "flows/sweeps/"),
     "Models and training": ("train/", "mixtures/"),
     "Planning, questions and people": ("flows/",),
+    "Stores and seeds": ("core/",),
 }
 """Heading -> the folders and files whose citations stand below it; the first that fits."""
 TITLE = """\
