@@ -30,7 +30,7 @@ def document_page(run: BrowsedRun, asked: OneDocument) -> dict[str, Any]:
     Raises:
         gristmill.flows.questions.find_documents.DocumentNotFoundError: none, or more than one, fits.
     """
-    found = history(run.session, asked.id, whole=True)
+    found = history(run.session, asked.id, with_text=True)
     corpus = next((judged["stage"].rpartition(BEFORE_STEP)[0] for judged in found["stages"]), "") or DOCUMENTS
     pieces, cut = cut_pieces(found["text"], None if asked.whole else MOST_CHARACTERS)
     return {

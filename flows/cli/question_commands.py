@@ -80,7 +80,7 @@ def show(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = history(session, document, whole=True)
+        found = history(session, document, with_text=True)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:

@@ -1,7 +1,7 @@
-"""Two runs side by side: their manifests, outputs, funnels, mixtures, losses and held-out measurements.
+"""Side-by-side comparison of two runs: manifests, outputs, funnels, mixtures, losses and held-out measurements.
 
-A run is read from its record and from the outputs that the record names, so that runs of other versions of a manifest,
-or of data that has changed since, can be compared too.
+Runs are read from their records and the outputs named there, so runs of an older manifest, or of data that has
+changed since, can be compared too.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ Row = dict[str, Any]
 
 
 class UnknownRunError(LookupError):
-    """No run, or more than one, is called so; the message lists what there is."""
+    """The run name matches no run, or several; the message lists candidates."""
 
 
-def find_run(store: Store, wanted: str) -> dict[str, Any]:
-    """The record of a run by its name, a part of it that no other has, `last` or `last-1` (the one before).
+def find_run(store: Store, name: str) -> dict[str, Any]:
+    """Return the record of a run, given its name, a unique part of the name, `last` or `last-1` (the one before).
 
     Raises:
-        UnknownRunError: there is none, or several.
+        UnknownRunError: no run matches, or several do.
     """
     records = [record for _, record in read_runs(store)]
     if not records:
         raise UnknownRunError(f"{store.root} has no runs yet; start one with: gristmill run MANIFEST")
-    back = 0 if wanted == LAST else wanted.removeprefix(f"{LAST}-")
-    if str(back).isdecimal() and (wanted == LAST or wanted.startswith(f"{LAST}-")):
-        if int(back) >= len(records):
-            raise UnknownRunError(f"{wanted}: there are only {len(records)} runs in {store.root}; see: gristmill runs")
-        return records[-1 - int(back)]
-    found = [record for record in records if record["run"] == wanted]
-    found = found or [record for record in records if wanted in record["run"]]
-    if len(found) == 1:
-        return found[0]
-    shown = ", ".join(record["run"] for record in (found or records)[-3:])
+    offset = 0 if name == LAST else name.removeprefix(f"{LAST}-")
+    if str(offset).isdecimal() and (name == LAST or name.startswith(f"{LAST}-")):
+        if int(offset) >= len(records):
+            raise UnknownRunError(f"{name}: there are only {len(records)} runs in {store.root}; see: gristmill runs")
+        return records[-1 - int(offset)]
+    matches = [record for record in records if record["run"] == name]
+    matches = matches or [record for record in records if name in record["run"]]
+    if len(matches) == 1:
+        return matches[0]
+    examples = ", ".join(record["run"] for record in (matches or records)[-3:])
     raise UnknownRunError(
-        f"{wanted!r} is {'part of the names of several runs' if found else 'no run'} of "
-        f"{store.root} (such as {shown}); see: gristmill runs"
+        f"{name!r} is {'part of the names of several runs' if matches else 'not a run'} of "
+        f"{store.root} (such as {examples}); see: gristmill runs"
     )
 
 
 def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
-    """What is known of a run, by topic, as in `gather_facts`; topics whose output is not committed are absent."""
+    """Return the facts of a run by topic, as in `gather_facts`, without topics whose output is not committed."""
     folders = {
         stage: store.folder(stage, record["name"], record["stages"][stage]["fingerprint"])
         for stage in stages_of(record)
@@ -80,18 +80,18 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
 
 
 def stages_of(record: Mapping[str, Any]) -> list[str]:
-    """The stages of a run in the order in which they ran; a record has them in that of the alphabet."""
+    """Return the stages of a run in execution order; the record sorts them by name."""
     order = [INGEST, *steps_of(record), *STAGES]
     return sorted(record["stages"], key=lambda stage: order.index(stage) if stage in order else len(order))
 
 
 def steps_of(record: Mapping[str, Any]) -> list[str]:
-    """The names of a run's steps of `prepare`, in their order."""
+    """Return the names of a run's steps of `prepare`, in order."""
     return name_steps(written_steps(record["manifest"].get("prepare", [])))
 
 
 def keyed(value: Any) -> Any:
-    """A manifest whose lists are mappings, so that an entry is compared key by key: preparing steps by name."""
+    """Convert lists to mappings so that entries are compared key by key; preparing steps are keyed by name."""
     if isinstance(value, Mapping):
         return {str(key): keyed(inner) for key, inner in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
@@ -109,18 +109,18 @@ def keyed(value: Any) -> Any:
 
 
 def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
-    """The manifest of a run's record with its lists keyed by name."""
+    """Return the manifest of a run's record with its lists keyed by name."""
     return keyed(name_code(deepcopy(dict(manifest))))
 
 
 def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that two runs can be compared by.
+    """Compare two runs in everything that both recorded.
 
     Returns:
-        `runs`: name and state of both; `manifest`: key, first, second of what differs (None where a key is absent);
+        `runs`: name and state of both; `manifest`: key, first, second of each difference (None if a key is absent);
         `stages`: fingerprints, whether both used the same output, and its seconds; `funnel`, `mixture`, `training` and
-        `evaluation`: rows that name what they are about, with `first` and `second` of every figure, None where one of
-        the runs has none.
+        `evaluation`: rows with their keys, and `first` and `second` of every figure, None if that run has no
+        such figure.
     """
     records, facts = (first, second), (facts_of(store, first), facts_of(store, second))
     return {
@@ -130,15 +130,15 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
             for key, old, new in changed_keys(*(keyed_manifest(record["manifest"]) for record in records))
         ],
         "stages": _stages(records, facts),
-        "funnel": _paired([found["funnel"] for found in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),
-        "mixture": _paired(
-            [mixture_rows(found) if "packed" in found else [] for found in facts],
+        "funnel": _joined([side["funnel"] for side in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),
+        "mixture": _joined(
+            [mixture_rows(side) if "packed" in side else [] for side in facts],
             ("source",),
             ("tokens", "share", "epochs"),
         ),
-        "training": _paired([loss_rows(found) for found in facts], ("stage",), ("steps", "first", "last")),
-        "evaluation": _paired(
-            [evaluation_rows(found) for found in facts],
+        "training": _joined([loss_rows(side) for side in facts], ("stage",), ("steps", "first", "last")),
+        "evaluation": _joined(
+            [evaluation_rows(side) for side in facts],
             ("model", "source"),
             ("bits_per_byte", "perplexity", "token_accuracy"),
         ),
@@ -149,36 +149,36 @@ def _stages(records: Sequence[Mapping[str, Any]], facts: Sequence[Facts]) -> lis
     rows = []
     for stage in dict.fromkeys(stage for record in records for stage in stages_of(record)):
         entries = [record["stages"].get(stage, {}) for record in records]
-        prints = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
+        identities = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
         rows.append(
             {
                 "stage": stage,
-                "same": prints[0] == prints[1],
-                "fingerprint": _both(*(None if one is None else one[:16] for one in prints)),
-                "seconds": _both(*(found["seconds"].get(stage) for found in facts)),
+                "same": identities[0] == identities[1],
+                "fingerprint": _pair(*(None if identity is None else identity[:16] for identity in identities)),
+                "seconds": _pair(*(side["seconds"].get(stage) for side in facts)),
             }
         )
     return rows
 
 
-def _paired(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]) -> list[Row]:
-    """Rows of both sides that have the same keys, with `{first, second}` for every value."""
+def _joined(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]) -> list[Row]:
+    """Join rows of both sides by their keys, with `{first, second}` for every value."""
     indexed = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
     return [
         {
-            **dict(zip(keys, at, strict=True)),
-            **{value: _both(*(side.get(at, {}).get(value) for side in indexed)) for value in values},
+            **dict(zip(keys, key, strict=True)),
+            **{value: _pair(*(side.get(key, {}).get(value) for side in indexed)) for value in values},
         }
-        for at in dict.fromkeys(at for side in indexed for at in side)
+        for key in dict.fromkeys(key for side in indexed for key in side)
     ]
 
 
-def _both(first: Any, second: Any) -> Row:
+def _pair(first: Any, second: Any) -> Row:
     return {"first": first, "second": second}
 
 
 def loss_curves(store: Store, records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Stage -> run -> (step, loss), for pictures of both runs over one axis."""
+    """Return stage -> run -> (step, loss), for plotting both runs on one axis."""
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in records:
         for stage, lines in facts_of(store, record)["training"].items():

@@ -1,9 +1,8 @@
-"""Changing the mixture of a training on the way: a manifest whose first steps read what was read, and then something
-else.
+"""Change the mixture in the middle of a training: write a manifest that keeps the first steps and mixes the rest anew.
 
-The new manifest's set begins with the rows that the first N steps read (`mix.continues`), and its training with the
-last checkpoint of these (`pretrain.continue_from`): the steps between the two are trained again, on the same rows.
-Nothing of the training that is continued is changed, so that it may still run.
+The new packed set begins with the rows that the first N steps read (`mix.continues`), and the new training with their
+last checkpoint (`pretrain.continue_from`); steps after that checkpoint are trained again, on the same rows. The
+original training is not modified and may still be running.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 
 SETTLED = ("sequence_length", "packing", "document_starts", "fim", "validation", "seed")
-"""Keys of the mixture that decide what rows hold: they cannot change on the way."""
+"""Mixture keys that decide the contents of rows; they cannot change mid-training."""
 SETTLED_OF_SOURCES = ("where", "epochs")
 FOLDER = "continued"
-"""Of the store: the checkpoints that trainings continue from, which no training deletes."""
+"""Folder of the store for checkpoints that trainings continue from; no training deletes them."""
 
 
 class ContinuedError(ValueError):
@@ -42,38 +41,38 @@ class ContinuedError(ValueError):
 
 
 def continue_with(session: Session, step: int, settings: Sequence[str], excluded: Sequence[str]) -> dict[str, Any]:
-    """Write a manifest whose training reads what this one's first steps did, and the changed mixture behind them.
+    """Write a manifest whose training repeats the first steps of this one and then reads the changed mixture.
 
     Args:
         session: the opened manifest; its mixture must be packed.
-        step: how many steps are as they were.
-        settings: `key.path=value`, what is changed.
-        excluded: ids, locators and addresses of documents that are read no more.
+        step: number of steps to keep.
+        settings: changes as `key.path=value`.
+        excluded: ids, locators and URLs of documents to leave out from then on.
 
     Returns:
-        `manifest`, `from_step`, `rows` (that are kept), `shares` (of each source in them), `checkpoint` (its step; None
-        where training begins at step 0), `excluded` (ids), `list` of these, and `not_found`.
+        `manifest`, `from_step`, `rows` (number kept), `shares` (of each source in them), `checkpoint` (its step; None
+        if training starts at step 0), `excluded` (ids), `list` (file with these ids), and `not_found`.
 
     Raises:
-        TraceError: nothing is trained by this manifest, or its mixture is not packed.
-        ContinuedError: these steps cannot be kept, or what is changed would change what they read.
-        gristmill.flows.questions.takedown.TakedownError: none of the documents is there, or a file of that name has
+        TraceError: this manifest does not train, or its mixture is not packed.
+        ContinuedError: these steps cannot be kept, or the changes affect what they read.
+        gristmill.flows.questions.takedown.TakedownError: none of the documents exists, or an output file exists with
             other content.
-        gristmill.mixtures.load.ManifestError: the new manifest is wrong.
+        gristmill.mixtures.load.ManifestError: the new manifest is invalid.
     """
     reading = reading_of(session)
     assert reading.packed is not None
     rows = _rows_of_steps(reading, step)
     file = Path(session.manifest_file)
-    target, listed = (file.with_name(f"{file.stem}-from-{step}.{end}") for end in ("yaml", "ids"))
-    section = _continues(session, reading.packed, rows, reading.section.key_seed)
+    target, list_file = (file.with_name(f"{file.stem}-from-{step}.{end}") for end in ("yaml", "ids"))
+    section = _continued_set(session, reading.packed, rows, reading.section.key_seed)
     ids, not_found = _documents(session, excluded)
     changes: dict[tuple[str, ...], Any] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
         changes[tuple(full_key(key).split("."))] = yaml.safe_load(value)
     if ids:
-        section["exclude"] = listed.name
+        section["exclude"] = list_file.name
         tokens = _tokens_without(session, reading, rows, ids)
         changes = {(MIX, "tokens"): tokens, **changes}
     checkpoint = max((one for one in reading.checkpoints() if one <= step), default=None)
@@ -82,7 +81,7 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
     changes[PRETRAIN, "continue_from"] = None if kept is None else str(kept)
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), changes)
     if ids:
-        write_once(listed, "".join(f"{one}\n" for one in ids))
+        write_once(list_file, "".join(f"{one}\n" for one in ids))
     changed = parse_manifest(text, str(target))
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
@@ -98,13 +97,13 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
             if count
         },
         "excluded": ids,
-        "list": str(listed) if ids else None,
+        "list": str(list_file) if ids else None,
         "not_found": not_found,
     }
 
 
 def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
-    """The rows (int64) that the first steps read, in that order."""
+    """Return the rows (int64) that the first steps read, in order."""
     assert not isinstance(reading.order, KeptOrder)
     plan = reading.plan
     if not 1 <= step <= reading.section.steps:
@@ -114,19 +113,19 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
     if any(first < step for first, _ in getattr(plan, "jumps", ())):
         first = min(first for first, _ in plan.jumps)  # type: ignore[union-attr]
         raise ContinuedError(
-            f"--from-step {step}: the training rolled back to step {first} before it, and passed over "
-            f"rows; give {first} at the most"
+            f"--from-step {step}: the training rolled back to step {first} before it and skipped "
+            f"rows; give {first} at most"
         )
     if plan.end(step) > reading.order.total:
-        last = next(one for one in range(step, 0, -1) if plan.end(one) <= reading.order.total)
+        last = next(earlier for earlier in range(step, 0, -1) if plan.end(earlier) <= reading.order.total)
         raise ContinuedError(
             f"--from-step {step}: its training had read all {reading.order.total} rows of the set "
-            f"before, and read them again; give {last} at the most, or mix more tokens from the start"
+            f"before and read them again; give {last} at most, or mix more tokens from the start"
         )
     return reading.order.rows(np.arange(plan.end(step)))
 
 
-def _continues(session: Session, packed: PackedSet, rows: np.ndarray, seed: int) -> dict[str, Any]:
+def _continued_set(session: Session, packed: PackedSet, rows: np.ndarray, seed: int) -> dict[str, Any]:
     assert session.manifest.mix is not None
     before = session.manifest.mix.continues
     earlier = {} if before is None else {"continues": before.model_dump(mode="json", exclude_defaults=True)}
@@ -145,33 +144,29 @@ def _continues(session: Session, packed: PackedSet, rows: np.ndarray, seed: int)
 def _documents(session: Session, excluded: Sequence[str]) -> tuple[list[str], list[str]]:
     if not excluded:
         return [], []
-    found, not_found = find_documents(committed_inputs(session, session.plan), excluded)
-    if not found:
+    documents, not_found = find_documents(committed_inputs(session, session.plan), excluded)
+    if not documents:
         raise none_there(excluded)
-    return sorted(one.hex() for one in found), not_found
+    return sorted(id_.hex() for id_ in documents), not_found
 
 
 def _tokens_without(session: Session, reading: Reading, rows: np.ndarray, ids: Sequence[str]) -> int:
-    """Tokens of the set, with as many rows more as hold one of these documents and were not read."""
+    """Return the tokens of the set plus one row for each unread row that holds an excluded document."""
     assert session.manifest.mix is not None
     assert reading.packed is not None
-    holding = np.unique(reading.packed.rows_of_documents([bytes.fromhex(one) for one in ids])["row"].to_numpy())
+    holding = np.unique(reading.packed.rows_of_documents([bytes.fromhex(id_) for id_ in ids])["row"].to_numpy())
     emptied = int((~np.isin(holding, rows)).sum())
     return session.manifest.mix.tokens + emptied * session.manifest.mix.sequence_length
 
 
 def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: int) -> None:
-    """See that nothing is changed that decides what the first steps read.
-
-    Raises:
-        ContinuedError: names what is.
-    """
+    """Raise ContinuedError if a changed key affects what the first steps read."""
     assert before.mix is not None
     assert reading.packed is not None
     if after.mix is None or after.pretrain is None:
         raise ContinuedError(f"the changed manifest has no `{MIX}:` or no `{PRETRAIN}:`, so there is nothing to train")
-    moved = [f"{MIX}.{key}" for key in SETTLED if getattr(before.mix, key) != getattr(after.mix, key)]
-    moved += [
+    changed_keys = [f"{MIX}.{key}" for key in SETTLED if getattr(before.mix, key) != getattr(after.mix, key)]
+    changed_keys += [
         f"sources.{name}.{key}"
         for name, source in before.sources.items()
         if name in after.sources
@@ -182,35 +177,37 @@ def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: in
         after.seed,
         after.pretrain.seed if after.pretrain.seed is not None else after.seed,
     ):
-        moved.append(f"seed of {MIX} or {PRETRAIN}")
+        changed_keys.append(f"seed of {MIX} or {PRETRAIN}")
     plan = plan_of(after.pretrain, reading.packed.sequence_length)
-    if any(plan.positions(one) != reading.plan.positions(one) for one in range(step)):  # type: ignore[union-attr]
-        moved.append(f"{PRETRAIN}.global_batch_size or its batch_ramp")
-    if moved:
+    if any(plan.positions(earlier) != reading.plan.positions(earlier) for earlier in range(step)):  # type: ignore[union-attr]
+        changed_keys.append(f"{PRETRAIN}.global_batch_size or its batch_ramp")
+    if changed_keys:
         raise ContinuedError(
-            f"{', '.join(moved)}: decides what the first {step} steps read, which is settled; leave "
-            "it as it was (batch sizes may change behind them: batch_ramp)"
+            f"{', '.join(changed_keys)}: decides what the first {step} steps read and cannot change; leave "
+            "it as it was (batch sizes may change after them: batch_ramp)"
         )
 
 
-def print_continued(found: Mapping[str, Any], command: str) -> None:
-    """Print what is kept, where training begins, and how to run it."""
+def print_continued(continued: Mapping[str, Any], command: str) -> None:
+    """Print the rows kept, the first step of the training, and the command that runs it."""
     console = plain_console()
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in found["shares"].items())
-    console.print(Text(f"steps 1 to {found['from_step']} read {found['rows']:,} rows, which are kept: {shares}"))
-    begins = found["checkpoint"]
-    if begins is None:
-        console.print(Text("no checkpoint of these steps is left: training begins at step 0, on the same rows"))
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in continued["shares"].items())
+    console.print(
+        Text(f"steps 1 to {continued['from_step']} read {continued['rows']:,} rows, which are kept: {shares}")
+    )
+    checkpoint = continued["checkpoint"]
+    if checkpoint is None:
+        console.print(Text("these steps have no checkpoint left: training starts at step 0, on the same rows"))
     else:
-        again = found["from_step"] - begins
+        repeated = continued["from_step"] - checkpoint
         console.print(
             Text(
-                f"training continues from the checkpoint of step {begins}"
-                + (f": {again} step{'s' * (again != 1)} more on the same rows" if again else "")
+                f"training continues from the checkpoint of step {checkpoint}"
+                + (f": {repeated} step{'s' * (repeated != 1)} more on the same rows" if repeated else "")
             )
         )
-    if found["excluded"]:
-        console.print(Text(f"{len(found['excluded'])} documents are read no more: {found['list']}"))
-    for name in found["not_found"]:
+    if continued["excluded"]:
+        console.print(Text(f"{len(continued['excluded'])} documents are no longer read: {continued['list']}"))
+    for name in continued["not_found"]:
         console.print(Text(f"not found: {name}", style="yellow"))
-    console.print(Text(f"wrote {found['manifest']}; run it: {command}"))
+    console.print(Text(f"wrote {continued['manifest']}; run it: {command}"))

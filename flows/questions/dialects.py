@@ -1,7 +1,7 @@
-"""`gristmill dialects`: what the Gopher rules would keep of a corpus if each project's definitions were used.
+"""`gristmill dialects`: keep rates of the Gopher rules under the definitions of each project.
 
-Measured on documents that the committed stages before `filter` kept (all committed ones where the manifest has no
-`filter`), or on a sample of them by the hash of their ids, with the manifest's thresholds.
+Measured with the manifest's thresholds on the documents kept by the committed stages before `filter` (by all committed
+stages if the manifest has no `filter`), or on a sample of them by the hash of their ids.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class _Totals:
 def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
     """Judge a sample of the documents by every dialect.
 
-    A text that cannot be measured ends it with its error; the stage `filter` would quarantine that document alone.
+    A text that cannot be measured raises its error here; the stage `filter` would quarantine that document alone.
 
     Args:
-        sample: how many documents to judge at most.
+        sample: maximum number of documents to judge.
 
     Returns:
-        `documents` and `bytes` that were judged, `of` how many documents; `dialects`: per dialect and rule set the
-        `documents` and `bytes` kept, as shares; `disagreeing` documents; `examples` of them, one for each division of
-        the dialects: locator, and per dialect whether it keeps, the rule that drops, its value and bound.
+        `documents` and `bytes` judged, `of` the documents available; `dialects`: per dialect and rule set the shares of
+        `documents` and `bytes` kept; `disagreeing`: number of documents on which dialects disagree; `examples`, one
+        for each division of the dialects: locator, and per dialect `keep`, or the failed rule, its value and bound.
 
     Raises:
         NothingIngestedError: `ingest` is not committed, or kept nothing.
@@ -64,7 +64,7 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
     sections = _sections(session)
     totals = _Totals()
     for rows in _sampled_rows(inputs, limit):
-        _judge(rows, sections, totals)
+        _judge_batch(rows, sections, totals)
     return _summary(totals, available)
 
 
@@ -75,26 +75,26 @@ def _inputs_before_filter(session: Session) -> dict[str, Path]:
 
 
 def _sections(session: Session) -> dict[str, Rules]:
-    """Per dialect the manifest's Gopher rules (the usual ones where it has none) in that dialect."""
+    """Return the manifest's Gopher rules (or the defaults) in every dialect."""
     configured = next((step.config for step in session.manifest.prepare if isinstance(step.config, Filter)), Filter())
     quality = configured.rules.gopher_quality or GopherQuality()
     repetition = configured.rules.gopher_repetition or GopherRepetition()
     return {
         dialect: Rules(
-            gopher_quality=GopherQuality(**_spoken(quality, dialect)),
-            gopher_repetition=GopherRepetition(**_spoken(repetition, dialect)),
+            gopher_quality=GopherQuality(**_in_dialect(quality, dialect)),
+            gopher_repetition=GopherRepetition(**_in_dialect(repetition, dialect)),
         )
         for dialect in gopher.DIALECTS
     }
 
 
-def _spoken(rules: GopherRules, dialect: str) -> dict[str, Any]:
+def _in_dialect(rules: GopherRules, dialect: str) -> dict[str, Any]:
     words = "dialect" if rules.words == "exact" and dialect != "datatrove" else rules.words
     return {**rules.model_dump(), "dialect": dialect, "words": words}
 
 
 def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
-    """The largest key of a sample of the smallest, and how many documents there are."""
+    """Return the largest key of the sample, which takes the smallest keys, and the number of documents."""
     parts = [np.zeros(0, np.uint64)]
     for shard in shard_names(inputs[INGEST]):
         read = read_shard(inputs, shard, ["id"])
@@ -106,7 +106,7 @@ def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:
-    """The first eight bytes of ids: they are hashes, so that their order is as good as random, and always the same."""
+    """Return the first eight bytes of ids, which are hashes: their order is random and reproducible."""
     return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)
 
 
@@ -119,7 +119,7 @@ def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
             yield rows.slice(start, BATCH_DOCUMENTS)
 
 
-def _judge(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> None:
+def _judge_batch(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> None:
     failed: dict[str, dict[str, np.ndarray]] = {}
     measured: dict[str, Mapping[str, np.ndarray]] = {}
     for dialect, rules in sections.items():
@@ -129,7 +129,7 @@ def _judge(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> No
     totals.documents += len(rows)
     totals.text_bytes += int(sizes.sum())
     for dialect, masks in failed.items():
-        kept = {name: _none(mask for rule, mask in masks.items() if rule.startswith(name)) for name in SETS}
+        kept = {name: _unset(mask for rule, mask in masks.items() if rule.startswith(name)) for name in SETS}
         kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
         for name, mask in kept.items():
             tally = totals.kept.setdefault(dialect, {}).setdefault(name, np.zeros(2, np.int64))
@@ -137,8 +137,8 @@ def _judge(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> No
     _note_disagreements(rows, sections, measured, failed, totals)
 
 
-def _none(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Where none of some masks is set."""
+def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
+    """Return True where no mask is set."""
     return ~np.any(list(masks), axis=0)
 
 
@@ -149,7 +149,7 @@ def _note_disagreements(
     failed: Mapping[str, Mapping[str, np.ndarray]],
     totals: _Totals,
 ) -> None:
-    kept = np.array([_none(masks.values()) for masks in failed.values()])
+    kept = np.array([_unset(masks.values()) for masks in failed.values()])
     for row in np.flatnonzero(kept.any(axis=0) & ~kept.all(axis=0)).tolist():
         totals.disagreeing += 1
         division, identity = tuple(kept[:, row].tolist()), rows["id"][row].as_py()
@@ -185,7 +185,7 @@ def _summary(totals: _Totals, available: int) -> dict[str, Any]:
         }
         for dialect, tallies in totals.kept.items()
     }
-    examples = [example for _, example in sorted(totals.examples.values(), key=lambda found: found[0])]
+    examples = [example for _, example in sorted(totals.examples.values(), key=lambda entry: entry[0])]
     return {
         "documents": totals.documents,
         "of": available,
@@ -196,23 +196,23 @@ def _summary(totals: _Totals, available: int) -> dict[str, Any]:
     }
 
 
-def print_dialects(found: Mapping[str, Any]) -> None:
+def print_dialects(comparison: Mapping[str, Any]) -> None:
     """Print the keep rates and the examples, 60 columns wide."""
     console = plain_console()
-    section(console, f"Kept of {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB)")
+    section(console, f"Kept of {comparison['documents']:,} documents ({comparison['bytes'] / 1e6:.1f} MB)")
     table = plain_table(("dialect", False), ("quality", True), ("repetition", True), ("both", True), ("bytes", True))
-    for dialect, kept in found["dialects"].items():
+    for dialect, kept in comparison["dialects"].items():
         rates = [kept[name]["documents"] for name in (*SETS, "both")] + [kept["both"]["bytes"]]
         table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
     console.print(table)
-    section(console, f"The dialects disagree on {found['disagreeing']:,} documents")
-    for example in found["examples"]:
+    section(console, f"The dialects disagree on {comparison['disagreeing']:,} documents")
+    for example in comparison["examples"]:
         console.print(Text(example["locator"], style="bold"), soft_wrap=True)
         for dialect, verdict in example["verdicts"].items():
-            console.print(f"  {dialect:<10} {_phrase(verdict)}")
+            console.print(f"  {dialect:<10} {_verdict_text(verdict)}")
 
 
-def _phrase(verdict: Mapping[str, Any]) -> str:
+def _verdict_text(verdict: Mapping[str, Any]) -> str:
     if verdict["keep"]:
         return "keep"
     return f"{verdict['rule'].partition('/')[2]} {verdict['value']:.4g}"

@@ -1,6 +1,6 @@
-"""Documents for a report to show whole: some that were kept and some that each rule dropped, chosen by chance.
+"""Random sample of documents shown in a report: some that were kept, and some that each rule dropped.
 
-Which ones says a document's id, a hash of its source, place and text: a report of the same data shows the same ones.
+Documents are drawn by their ids, which are hashes, so a report of the same data shows the same documents.
 """
 
 from __future__ import annotations
@@ -20,71 +20,73 @@ from gristmill.flows.questions.threshold_samples import MOST_SHARDS, by_shard
 from gristmill.mixtures.sources import INGEST
 
 KEPT_SHOWN, DROPPED_SHOWN = 6, 2
-"""Documents that are shown of all that were kept, and of each rule's."""
+"""Number of documents shown of those kept, and of those that each rule dropped."""
 MOST_GROUPS = 10
-"""Rules, those first that dropped most."""
+"""Number of rules shown, by documents dropped."""
 SHOWN_CHARACTERS = 10_000
-"""Of a text; the few that are longer are shown to there."""
+"""Characters after which a text is cut."""
 Group = tuple[str | None, str | None]
-"""The step and the rule that dropped a document; twice nothing of what was kept."""
+"""The step and the rule that dropped a document; (None, None) for kept documents."""
 Place = tuple[int, str, int]
-"""What decides by chance, shard and row of a document."""
+"""Random key, shard and row of a document."""
 
 
 def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Documents that were kept, from as many sources as there are, and those of the rules that dropped most.
+    """Sample kept documents from as many sources as possible, and documents of the rules that dropped most.
 
     Args:
         recipes: step -> its recipe.
-        inputs: `ingest` and the steps, in their order.
+        inputs: `ingest` and the steps, in order.
 
     Returns:
-        per group `step` and `rule` (None of what was kept), `documents` of it in the shards that were looked at, and
-        `shown`: each with `id`, `source`, `locator`, `characters`, `said` (what was measured and held against it, in
-        lines) and `pieces` of its text, see `explain.marked_text`.
+        per group `step` and `rule` (None for kept documents), `documents`: its number in the sampled shards, and
+        `shown`: each with `id`, `source`, `locator`, `characters`, `said` (lines with measured values and thresholds)
+        and `pieces` of its text, see `explain.marked_text`.
     """
     shards = shard_names(inputs[INGEST])
-    numbers: Counter[Group] = Counter()
+    group_sizes: Counter[Group] = Counter()
     chosen: dict[tuple[Group, str], list[Place]] = {}
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
-        for group, source, number, places in _groups(inputs, shard):
-            numbers[group] += number
+        for group, source, size, places in _groups(inputs, shard):
+            group_sizes[group] += size
             chosen[group, source] = sorted([*chosen.get((group, source), ()), *places])[:KEPT_SHOWN]
-    kept: list[Group] = [(None, None)] if (None, None) in numbers else []
-    dropped = sorted((group for group in numbers if group[0]), key=lambda group: (-numbers[group], group))
+    kept: list[Group] = [(None, None)] if (None, None) in group_sizes else []
+    dropped = sorted((group for group in group_sizes if group[0]), key=lambda group: (-group_sizes[group], group))
     groups = [*kept, *dropped[:MOST_GROUPS]]
-    which = {
+    sampled = {
         group: _spread(
             [places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
             DROPPED_SHOWN if group[0] else KEPT_SHOWN,
         )
         for group in groups
     }
-    shown = _shown(recipes, inputs, {(shard, row) for some in which.values() for _, shard, row in some})
+    descriptions = _describe_documents(
+        recipes, inputs, {(shard, row) for places in sampled.values() for _, shard, row in places}
+    )
     return [
         {
             "step": group[0],
             "rule": group[1],
-            "documents": numbers[group],
-            "shown": [shown[shard, row] for _, shard, row in which[group]],
+            "documents": group_sizes[group],
+            "shown": [descriptions[shard, row] for _, shard, row in sampled[group]],
         }
         for group in groups
     ]
 
 
 def _groups(inputs: Mapping[str, Path], shard: str) -> Iterable[tuple[Group, str, int, list[Place]]]:
-    """Of a shard, by what became of documents and by source: how many, and some of them."""
+    """Yield the groups of a shard by verdict and source, each with its size and a sample of places."""
     documents = read_table(inputs[INGEST] / shard, ["id", "source"])
-    left = np.ones(len(documents), bool)
+    kept = np.ones(len(documents), bool)
     for step in annotation_stages(inputs):
         judged = read_annotations(inputs, shard, step, ["keep", "reason"], documents["id"])
-        gone = pc.fill_null(pc.invert(judged["keep"]), False).to_numpy()
-        left &= ~gone
+        dropped = pc.fill_null(pc.invert(judged["keep"]), False).to_numpy()
+        kept &= ~dropped
         reasons = judged["reason"].cast(pa.string())
-        for reason in pc.unique(reasons.filter(pa.array(gone))).to_pylist():
-            of_rule = gone & pc.equal(reasons, reason).fill_null(False).to_numpy()
+        for reason in pc.unique(reasons.filter(pa.array(dropped))).to_pylist():
+            of_rule = dropped & pc.equal(reasons, reason).fill_null(False).to_numpy()
             yield from _by_source((step, reason), documents, np.flatnonzero(of_rule), shard)
-    yield from _by_source((None, None), documents, np.flatnonzero(left), shard)
+    yield from _by_source((None, None), documents, np.flatnonzero(kept), shard)
 
 
 def _by_source(
@@ -100,32 +102,32 @@ def _by_source(
 
 
 def _spread(lists: list[list[Place]], most: int) -> list[Place]:
-    """The first of each list, then the second of each, until there are enough."""
+    """Take the first place of each list, then the second of each, up to `most`."""
     longest = max(map(len, lists), default=0)
-    return [one[at] for at in range(longest) for one in lists if at < len(one)][:most]
+    return [places[at] for at in range(longest) for places in lists if at < len(places)][:most]
 
 
-def _shown(
+def _describe_documents(
     recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], places: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """By shard and row; each shard is read once."""
-    shown = {}
+    """Describe documents by shard and row, reading each shard once."""
+    descriptions = {}
     for shard, rows in by_shard(places).items():
-        for row, found in zip(rows, judgements(recipes, inputs, shard, rows, whole=True), strict=True):
-            last = found["stages"][-1:] if found["outcome"] != "kept" else []
-            shown[shard, row] = {
-                **{key: found[key] for key in ("id", "source", "locator", "characters")},
-                "said": [line for verdict in last for line in describe_values(verdict)],
-                "pieces": _beginning(found["text"]),
+        for row, entry in zip(rows, judgements(recipes, inputs, shard, rows, with_text=True), strict=True):
+            last_verdict = entry["stages"][-1:] if entry["outcome"] != "kept" else []
+            descriptions[shard, row] = {
+                **{key: entry[key] for key in ("id", "source", "locator", "characters")},
+                "said": [line for verdict in last_verdict for line in describe_values(verdict)],
+                "pieces": _beginning(entry["text"]),
             }
-    return shown
+    return descriptions
 
 
 def _beginning(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first SHOWN_CHARACTERS of a text in pieces."""
-    found, left = [], SHOWN_CHARACTERS
+    """Return the first SHOWN_CHARACTERS of a text in pieces."""
+    beginning, room = [], SHOWN_CHARACTERS
     for piece in pieces:
-        if left > 0:
-            found.append({**piece, "text": piece["text"][:left]})
-        left -= len(piece["text"])
-    return found
+        if room > 0:
+            beginning.append({**piece, "text": piece["text"][:room]})
+        room -= len(piece["text"])
+    return beginning

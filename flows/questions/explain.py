@@ -1,4 +1,4 @@
-"""Why was this document dropped, or where did it go: one document's history through every committed stage."""
+"""History of one document through every committed stage: edits, verdicts, thresholds, and its place in the mix."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ NOT_DRAWN = {
     "withheld": "it lies in rows that were emptied because of excluded documents",
     None: "its source is not in the mixture",
 }
-"""What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
+"""Meaning of the mixture's reasons (tokenize.mixing.candidates.unused)."""
 
 
-def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any]:
-    """Everything that is known about a document, or about what the preparation of examples made of one of these.
+def history(session: Session, query: str, with_text: bool = False) -> dict[str, Any]:
+    """Return everything known about a document, or about an example and its preparation.
 
     Args:
         session: the opened manifest.
-        wanted: the id in hexadecimal (or its first digits), or the locator; of an example its id, or file and line.
-        whole: with the whole text, its edits marked.
+        query: id in hexadecimal (or its first digits), or locator; for an example its id, or file and line.
+        with_text: include the whole text with its edits marked.
 
     Raises:
-        DocumentNotFoundError: nothing, or more than one document, fits.
+        DocumentNotFoundError: no document matches, or several do.
     """
     inputs = committed_inputs(session, session.plan)
     try:
@@ -71,33 +71,35 @@ def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
             first = INGEST if INGEST in session.plan or IMPORTED not in session.plan else IMPORTED
             raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', first)}")
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        corpus, shard, row = find_document(inputs, wanted)
-        found = judgements(recipes, corpus, shard, [row], whole=whole)[0]
+        corpus, shard, row = find_document(inputs, query)
+        document = judgements(recipes, corpus, shard, [row], with_text=with_text)[0]
     except AmbiguousDocumentError:
         raise
     except DocumentNotFoundError:
-        example = _example_history(session, inputs, wanted, whole)
+        example = _example_history(session, inputs, query, with_text)
         if example is None:
             raise
         return example
     family = {
-        "parents": json.loads(found["metadata"] or "{}").get(PARENTS, "").split(),
-        "children": sorted(one.hex() for one in descendants(inputs, [bytes.fromhex(found["id"])])),
+        "parents": json.loads(document["metadata"] or "{}").get(PARENTS, "").split(),
+        "children": sorted(id_.hex() for id_ in descendants(inputs, [bytes.fromhex(document["id"])])),
     }
-    found |= {relation: ids for relation, ids in family.items() if ids}
-    if found["outcome"] == "kept" and MIX in inputs:
-        found[MIX] = places_in_mix(session, inputs[MIX], found["source"], bytes.fromhex(found["id"]))
-    return found
+    document |= {relation: ids for relation, ids in family.items() if ids}
+    if document["outcome"] == "kept" and MIX in inputs:
+        document[MIX] = places_in_mix(session, inputs[MIX], document["source"], bytes.fromhex(document["id"]))
+    return document
 
 
-def _example_history(session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool) -> dict[str, Any] | None:
-    """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
+def _example_history(
+    session: Session, inputs: Mapping[str, Path], query: str, with_text: bool
+) -> dict[str, Any] | None:
+    """Return the history of an example in `sft.prepare` or `dpo.prepare`; None if it is unknown there."""
     for stage, folder in inputs.items():
         if not session.plan[stage].stage.of_examples:
             continue
         prepared = prepared_inputs(folder)
         try:
-            corpus, shard, row = find_document(prepared, wanted)
+            corpus, shard, row = find_document(prepared, query)
         except AmbiguousDocumentError:
             raise
         except DocumentNotFoundError:
@@ -108,8 +110,8 @@ def _example_history(session: Session, inputs: Mapping[str, Path], wanted: str, 
             corpus,
             shard,
             [row],
-            called=f"{stage}: ",
-            whole=whole,
+            prefix=f"{stage}: ",
+            with_text=with_text,
         )[0]
     return None
 
@@ -119,24 +121,24 @@ def judgements(
     inputs: Mapping[str, Path],
     shard: str,
     rows: Sequence[int],
-    called: str = "",
-    whole: bool = False,
+    prefix: str = "",
+    with_text: bool = False,
 ) -> list[dict[str, Any]]:
-    """Documents of a shard with what every preparing stage of the inputs said of each, up to the one that dropped it.
+    """Describe documents of a shard with the verdict of every preparing stage, up to the one that dropped it.
 
     Args:
         recipes: stage -> its recipe.
-        inputs: those of its corpus: `ingest` and the stages, in their order.
-        shard, rows: where the documents are.
-        called: what stands before the stages' names.
-        whole: with the whole `text`, see `marked_text`.
+        inputs: those of its corpus: `ingest` and the stages, in order.
+        shard, rows: place of the documents.
+        prefix: put before the names of stages.
+        with_text: include the whole `text`, see `marked_text`.
     """
     table = read_document_rows(inputs, shard, rows)
-    found: list[dict[str, Any]] = []
+    histories: list[dict[str, Any]] = []
     edits: list[dict[str, Any]] = [{} for _ in rows]
     for row, document in zip(rows, table.to_pylist(), strict=True):
         text = document["text"] if "text" in document else decoded_text(inputs, shard, row)
-        found.append(
+        histories.append(
             {
                 "id": document["id"].hex(),
                 "source": document["source"],
@@ -151,36 +153,36 @@ def judgements(
                 "text": text,
             }
         )
-    left = list(range(len(rows)))
+    remaining = list(range(len(rows)))
     for stage in annotation_stages(inputs):
-        ids = table["id"].take(integers(np.array(left, dtype=np.int64)))
-        of_stage = read_annotation_rows(inputs, shard, stage, [rows[at] for at in left], ids)
-        judged = dict(zip(left, of_stage.to_pylist(), strict=True))
-        left = [at for at in left if judged[at]["keep"] is not None]
-        for at in left:
-            verdict = describe_judgement(called + stage, recipes[stage], judged[at])
-            if judged[at].get(EDITS):
-                edits[at][stage] = judged[at][EDITS]
-                verdict["edits"] = describe_edits(inputs, stage, shard, rows[at], judged[at][EDITS])
-            found[at]["stages"].append(verdict)
-            if not judged[at]["keep"]:
-                found[at]["outcome"] = f"dropped by {called}{stage}: {judged[at]['reason']}"
-        left = [at for at in left if judged[at]["keep"]]
-        if not left:
+        ids = table["id"].take(integers(np.array(remaining, dtype=np.int64)))
+        of_stage = read_annotation_rows(inputs, shard, stage, [rows[index] for index in remaining], ids)
+        judged = dict(zip(remaining, of_stage.to_pylist(), strict=True))
+        remaining = [index for index in remaining if judged[index]["keep"] is not None]
+        for index in remaining:
+            verdict = describe_judgement(prefix + stage, recipes[stage], judged[index])
+            if judged[index].get(EDITS):
+                edits[index][stage] = judged[index][EDITS]
+                verdict["edits"] = describe_edits(inputs, stage, shard, rows[index], judged[index][EDITS])
+            histories[index]["stages"].append(verdict)
+            if not judged[index]["keep"]:
+                histories[index]["outcome"] = f"dropped by {prefix}{stage}: {judged[index]['reason']}"
+        remaining = [index for index in remaining if judged[index]["keep"]]
+        if not remaining:
             break
-    for one, of_one in zip(found, edits, strict=True):
-        text = one.pop("text")
-        if whole:
-            one["text"] = (
-                marked_text(inputs, shard, one["row"], of_one)
-                if of_one
+    for entry, entry_edits in zip(histories, edits, strict=True):
+        text = entry.pop("text")
+        if with_text:
+            entry["text"] = (
+                marked_text(inputs, shard, entry["row"], entry_edits)
+                if entry_edits
                 else [{"text": text, "edit": None, "stage": None}]
             )
-    return found
+    return histories
 
 
 def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
-    """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
+    """Describe the verdict of one stage: its rule, every measured value, and the threshold."""
     values = {
         name: value.hex() if isinstance(value, bytes) else value
         for name, value in judged.items()
@@ -196,20 +198,20 @@ def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[st
 
 
 def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A document's whole text with what its stages took out and put in.
+    """Return a document's whole text with everything that its stages removed and added.
 
     Args:
-        inputs: `ingest` and the stages, in their order.
-        shard, row: where the document is.
-        edits: stage -> its edits, in the text that it saw.
+        inputs: `ingest` and the stages, in order.
+        shard, row: place of the document.
+        edits: stage -> its edits, as offsets in the text that it saw.
 
     Returns:
-        pieces in their order: `text`, `stage` (None for what nobody touched), and `edit`: `removed`, `added` or None.
+        pieces in order: `text`, `stage` (None for unedited text), and `edit`: `removed`, `added` or None.
     """
     original = read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0].as_py().encode()
     pieces = [_Piece(original)]
     for stage, of_stage in edits.items():
-        # From the end, so that the places of those before stay what they were.
+        # From the end, so that earlier offsets stay valid.
         for edit in sorted(of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True):
             pieces = _edited(pieces, stage, edit)
     return [
@@ -219,7 +221,7 @@ def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping
 
 @dataclass(frozen=True)
 class _Piece:
-    """Bytes of a text, who has put them in or taken them out, and which of both."""
+    """A stretch of text, and the stage that added or removed it."""
 
     text: bytes
     edit: str | None = None
@@ -227,30 +229,30 @@ class _Piece:
 
 
 def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> list[_Piece]:
-    """The pieces after one more edit, whose places count what has not been taken out so far."""
-    found: list[_Piece] = []
-    added, at, is_in = _Piece(edit["text"].encode(), "added", stage), 0, False
+    """Apply one more edit, whose offsets count only text that is not removed so far."""
+    edited: list[_Piece] = []
+    added, position, is_added = _Piece(edit["text"].encode(), "added", stage), 0, False
     for piece in pieces:
         if piece.edit == "removed":
-            found.append(piece)
+            edited.append(piece)
             continue
-        begin, end = (min(max(edit[side] - at, 0), len(piece.text)) for side in ("begin", "end"))
-        before, taken, after = piece.text[:begin], piece.text[begin:end], piece.text[end:]
-        found.append(replace(piece, text=before))
-        # What a stage before had put in was never there.
-        found += [] if piece.edit == "added" else [_Piece(taken, "removed", stage)]
-        if not is_in and edit["end"] <= at + len(piece.text):
-            found.append(added)
-            is_in = True
-        found.append(replace(piece, text=after))
-        at += len(piece.text)
-    return [piece for piece in (found if is_in else [*found, added]) if piece.text]
+        begin, end = (min(max(edit[side] - position, 0), len(piece.text)) for side in ("begin", "end"))
+        before, removed, after = piece.text[:begin], piece.text[begin:end], piece.text[end:]
+        edited.append(replace(piece, text=before))
+        # Text added by an earlier stage was not in the original, so it vanishes.
+        edited += [] if piece.edit == "added" else [_Piece(removed, "removed", stage)]
+        if not is_added and edit["end"] <= position + len(piece.text):
+            edited.append(added)
+            is_added = True
+        edited.append(replace(piece, text=after))
+        position += len(piece.text)
+    return [piece for piece in (edited if is_added else [*edited, added]) if piece.text]
 
 
 def describe_edits(
     inputs: Mapping[str, Path], stage: str, shard: str, row: int, edits: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What a stage did to a document's text: number of edits, bytes taken out and put in, and the first few of them."""
+    """Summarize a stage's edits of a document: their number, bytes removed and added, and the first few."""
     before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
     text = read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
     return {
@@ -265,24 +267,24 @@ def describe_edits(
 
 
 def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mapping[str, Any]) -> Any:
-    """The configured value that a rule's name stands for: `gopher_quality/min_words` -> 50, of a language's own rules
-    `de/gopher_quality/min_words`.
+    """Return the configured threshold of a rule: `gopher_quality/min_words` -> 50; `de/gopher_quality/min_words` for
+    the rules of a language.
 
     Args:
-        judged: what the stage measured, where that decides which of several values counts.
+        judged: values measured by the stage; thresholds by language depend on them.
     """
     if reason is None:
         return None
-    at: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
+    value: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
     for part in reason.split("/"):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    if at is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
         rule = reason.partition("/")[2]
         side, _, column = rule.partition("_")
         bounds = recipe.get(side)
-        at = bounds.get(column) if isinstance(bounds, Mapping) else recipe.get(rule)
-    if at is not None:
-        return at
+        value = bounds.get(column) if isinstance(bounds, Mapping) else recipe.get(rule)
+    if value is not None:
+        return value
     languages = recipe.get("keep")
     thresholds = recipe.get("threshold")
     if isinstance(languages, Mapping) and judged.get("language"):
@@ -296,10 +298,10 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mappin
 
 
 def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:
-    """Where the packed set holds a document, and which pre-training steps read it.
+    """Locate a document in the packed set, and list the pre-training steps that read it.
 
     Returns:
-        `use` (trained, held out or not drawn), `reason` (why it is not drawn), and the rows, pieces, tokens, copies and
+        `use` (trained, held out or not drawn), `reason` (of not being drawn), and its rows, pieces, tokens, copies and
         steps (counted from 1).
     """
     from gristmill.tokenize.packed import PackedSet
@@ -324,7 +326,7 @@ def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> 
 
 
 def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
-    """The pre-training steps, counted from 1, that read any of these rows."""
+    """Return the pre-training steps, counted from 1, that read any of these rows."""
     from gristmill.flows.questions.training_reads import reading_of
 
     if PRETRAIN not in session.plan:
@@ -333,7 +335,7 @@ def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
 
 
 def describe_values(judged: Mapping[str, Any]) -> list[str]:
-    """Lines about one verdict: what it was held against, its error, what was measured."""
+    """Return lines about one verdict: threshold, error, edits, measured values."""
     lines = []
     if "threshold" in judged:
         lines.append(f"threshold {judged['threshold']}")
@@ -355,81 +357,85 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
 
 
 def short_number(value: Any) -> str:
-    """A measured value: of a fraction four digits, of a whole number all."""
+    """Format a measured value: four digits of a fraction, all digits of an integer."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
 
 
 def is_idle_rule(name: str, value: Any) -> bool:
-    """Whether a value says no more than that a rule of `clean` changed nothing."""
+    """Return True if a value only says that a rule of `clean` changed nothing."""
     return value == 0 and name.startswith(RULE_PREFIX) and name != WORDS_LEFT
 
 
 def shorten_text(text: str) -> str:
-    """A piece of text on one line, between quotes; nothing is called so."""
+    """Quote a piece of text on one line; an empty one becomes `(nothing)`."""
     if not text:
         return "(nothing)"
     line = text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
     return repr(line)
 
 
-def print_history(found: Mapping[str, Any]) -> None:
+def print_history(document: Mapping[str, Any]) -> None:
     """Print a document's history."""
     console = plain_console()
-    console.print(Text.assemble((found["id"], "bold"), f"  {visible(found['source'])}  {visible(found['locator'])}"))
-    console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
-    if "text" not in found:
-        console.print(Text(visible(" ".join(found["excerpt"].split())[:200]) + " ...", style="italic"))
+    console.print(
+        Text.assemble((document["id"], "bold"), f"  {visible(document['source'])}  {visible(document['locator'])}")
+    )
+    console.print(Text(f"{document['characters']} characters, {document['shard']} row {document['row']}", style="dim"))
+    if "text" not in document:
+        console.print(Text(visible(" ".join(document["excerpt"].split())[:200]) + " ...", style="italic"))
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for judged in found["stages"]:
+    for judged in document["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
         table.add_row(judged["stage"], Text(mark, style=style))
         for line in describe_values(judged):
             table.add_row("", Text(visible(line), style="dim"))
-    for line in describe_use(found.get(MIX)):
+    for line in describe_use(document.get(MIX)):
         table.add_row(MIX, line)
-    table.add_row("outcome", found["outcome"])
+    table.add_row("outcome", document["outcome"])
     for relation in ("parents", "children"):
-        if found.get(relation):
-            table.add_row(relation, shorten_ids(found[relation]))
+        if document.get(relation):
+            table.add_row(relation, shorten_ids(document[relation]))
     console.print(table)
-    if "text" in found:
-        print_text(console, found["text"])
+    if "text" in document:
+        print_text(console, document["text"])
 
 
 def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Print a whole text: what was taken out as [-...-], what was put in as {+...+} (as `git diff --word-diff`)."""
+    """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff --word-diff`)."""
     marks = {None: ("", "", ""), "removed": ("[-", "-]", "red strike"), "added": ("{+", "+}", "green")}
-    whole = Text()
+    marked = Text()
     for piece in pieces:
         before, after, style = marks[piece["edit"]]
-        whole.append(f"{before}{visible(piece['text'])}{after}", style=style)
+        marked.append(f"{before}{visible(piece['text'])}{after}", style=style)
     edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
     console.print()
     console.print(
         Text(
-            f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}"
+            f"the whole text; [-removed-] and {{+added+}} by {', '.join(edited)}"
             if edited
-            else "the whole text, which no stage has changed",
+            else "the whole text, unchanged by any stage",
             style="dim",
         )
     )
-    console.print(whole, soft_wrap=True)
+    console.print(marked, soft_wrap=True)
 
 
-def print_document(found: Mapping[str, Any]) -> None:
-    """Print a whole document: what it is, each step's verdict in a line, and its text with the edits marked."""
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print a whole document: identity, one line per verdict, and its text with the edits marked."""
     console = plain_console()
-    console.print(Text.assemble((found["id"], "bold"), f"  {visible(found['source'])}  {visible(found['locator'])}"))
-    if found["metadata"] not in ("", "{}"):
-        console.print(Text(visible(found["metadata"]), style="dim"))
+    console.print(
+        Text.assemble((document["id"], "bold"), f"  {visible(document['source'])}  {visible(document['locator'])}")
+    )
+    if document["metadata"] not in ("", "{}"):
+        console.print(Text(visible(document["metadata"]), style="dim"))
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for judged in found["stages"]:
+    for judged in document["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
         number = judged.get("edits", {}).get("number", 0)
         edits = f", {number:,} edit{'s' if number > 1 else ''}" if number else ""
@@ -438,17 +444,17 @@ def print_document(found: Mapping[str, Any]) -> None:
             for line in describe_values(judged):
                 table.add_row("", Text(visible(line), style="dim"))
     console.print(table)
-    print_text(console, found["text"])
+    print_text(console, document["text"])
 
 
-def text_of(found: Mapping[str, Any], side: str) -> str:
-    """The whole text of a history, `before` or `after` all edits."""
-    left_out = "added" if side == "before" else "removed"
-    return "".join(piece["text"] for piece in found["text"] if piece["edit"] != left_out)
+def text_of(document: Mapping[str, Any], side: str) -> str:
+    """Return the whole text of a history, `before` or `after` all edits."""
+    skipped_edit = "added" if side == "before" else "removed"
+    return "".join(piece["text"] for piece in document["text"] if piece["edit"] != skipped_edit)
 
 
 def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
-    """What the mixture made of a document, in one line (none where there is no mixture yet)."""
+    """Describe a document's use by the mixture in at most one line; no line without a mixture."""
     if mix is None:
         return []
     if mix["use"] == "not drawn":
@@ -460,12 +466,12 @@ def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
 
 
 def shorten_ids(ids: Sequence[str]) -> str:
-    """The first few of many documents."""
+    """Join the first few of many document ids."""
     return ", ".join(ids[:SHOWN_NUMBERS]) + (
         f" and {len(ids) - SHOWN_NUMBERS:,} more" if len(ids) > SHOWN_NUMBERS else ""
     )
 
 
 def shorten(numbers: Sequence[int]) -> str:
-    """The first few of many numbers."""
+    """Join the first few of many numbers."""
     return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (" ..." if len(numbers) > SHOWN_NUMBERS else "")

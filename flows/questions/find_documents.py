@@ -1,4 +1,4 @@
-"""Finding documents in what is committed: by id, by the first digits of it, by locator."""
+"""Search for documents in committed outputs: by id, id prefix, locator or URL."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ SHOWN_HITS = 5
 
 
 class DocumentNotFoundError(LookupError):
-    """No document, or more than one, fits what was asked for."""
+    """No document, or more than one, matches the query."""
 
 
 class NothingIngestedError(ValueError):
-    """There are no committed documents to ask about."""
+    """No documents are committed yet."""
 
 
 class AmbiguousDocumentError(DocumentNotFoundError):
-    """More than one document fits what was asked for."""
+    """More than one document matches the query."""
 
 
 def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
-    """Stage -> data folder, of the committed stages of a plan."""
+    """Return stage -> data folder for the committed stages of a plan."""
     return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
 
 
 def committed_corpus(session: Session) -> Corpus:
-    """The documents of a manifest, as its committed steps have left them: up to the first one that is not committed.
+    """Return the documents of a manifest as left by its committed steps, up to the first uncommitted one.
 
     Raises:
-        NothingIngestedError: there are none yet.
+        NothingIngestedError: no documents are committed yet.
     """
     committed = committed_inputs(session, session.plan)
     if INGEST not in committed:
@@ -58,75 +58,75 @@ def committed_corpus(session: Session) -> Corpus:
 
 
 Place = tuple[Mapping[str, Path], str, int]
-"""Where a document is: the inputs by which its corpus is read (`importing.corpora`), its shard and row."""
+"""Place of a document: the inputs of its corpus (`importing.corpora`), its shard and row."""
 
 
-def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
-    """The place of the one document with this id, id prefix, locator or address.
+def find_document(inputs: Mapping[str, Path], query: str) -> Place:
+    """Return the place of the one document with this id, id prefix, locator or URL.
 
-    A whole id of a document that a mixture knows is looked up in its ledger, which is ordered by id. Any other id is
-    sought among the ids of the document shards, a locator among the locators: of each document 16 bytes are read, or
-    its locator, and no more than some shards' are held. What is no locator but an address is sought in the metadata.
+    A whole id is looked up in the ledger of the mixture first, which is sorted by id. Other ids and locators are
+    searched in the document shards, reading only that column (16 bytes per id), a few shards at a time. URLs that are
+    not locators are searched in the metadata.
     """
-    direct = _find_in_ledger(inputs, wanted)
+    direct = _find_in_ledger(inputs, query)
     if direct is not None:
         return direct
     hits: list[Place] = []
-    for corpus in corpora(inputs) if _is_hex(wanted) and len(wanted) <= 2 * ID_BYTES else ():
+    for corpus in corpora(inputs) if _is_hex(query) and len(query) <= 2 * ID_BYTES else ():
         shards = shard_names(corpus[INGEST])
-        hits += [(corpus, shard, row) for shard, row in find_ids(corpus[INGEST], shards, wanted)]
+        hits += [(corpus, shard, row) for shard, row in find_ids(corpus[INGEST], shards, query)]
     if not hits:
         hits = [
             (corpus, shard, row)
             for corpus, shard in corpus_shards(inputs)
-            for row in _rows_with_locator(corpus[INGEST] / shard, wanted)
+            for row in _rows_with_locator(corpus[INGEST] / shard, query)
         ]
-    if not hits and "://" in wanted:
+    if not hits and "://" in query:
         hits = [
             (corpus, shard, row)
             for corpus, shard in corpus_shards(inputs)
-            for row in _rows_with_address(corpus, shard, wanted)
+            for row in _rows_with_url(corpus, shard, query)
         ]
     if not hits:
         raise DocumentNotFoundError(
-            f"no document has the id, locator or address {wanted!r}; they are shown beside the "
+            f"no document has the id, locator or address {query!r}; they are shown beside the "
             "samples of `gristmill report`: an id has 32 hexadecimal digits, a locator is "
             "FILE#NUMBER"
         )
     if len(hits) > 1:
-        raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(hits)}")
+        raise AmbiguousDocumentError(f"{len(hits)} documents fit {query!r}; give an id: {_list_ids(hits)}")
     return hits[0]
 
 
-def _rows_with_locator(path: Path, wanted: str) -> list[int]:
-    rows: list[int] = pc.indices_nonzero(pc.equal(read_table(path, ["locator"])["locator"], wanted)).to_pylist()
+def _rows_with_locator(path: Path, locator: str) -> list[int]:
+    rows: list[int] = pc.indices_nonzero(pc.equal(read_table(path, ["locator"])["locator"], locator)).to_pylist()
     return rows
 
 
-def _rows_with_address(inputs: Mapping[str, Path], shard: str, wanted: str) -> list[int]:
+def _rows_with_url(inputs: Mapping[str, Path], shard: str, url: str) -> list[int]:
     urls = urls_of(read_documents(inputs, shard, ["locator", "metadata"]))
-    rows: list[int] = pc.indices_nonzero(pc.equal(urls, wanted)).to_pylist()
+    rows: list[int] = pc.indices_nonzero(pc.equal(urls, url)).to_pylist()
     return rows
 
 
-def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> Place | None:
-    """Where a tokenised document is by its whole id, without a search through the shards."""
-    if MIX not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
+def _find_in_ledger(inputs: Mapping[str, Path], id_: str) -> Place | None:
+    """Return the place of a tokenised document by its whole id, without searching the shards."""
+    if MIX not in inputs or not _is_hex(id_) or len(id_) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
 
-    found = PackedSet(inputs[MIX]).ledger([bytes.fromhex(wanted)]).to_pylist()
-    return (*corpus_shards(inputs)[found[0]["shard"]], found[0]["row"]) if found else None
+    entries = PackedSet(inputs[MIX]).ledger([bytes.fromhex(id_)]).to_pylist()
+    return (*corpus_shards(inputs)[entries[0]["shard"]], entries[0]["row"]) if entries else None
 
 
-def _ids(hits: Sequence[Place]) -> str:
-    """The ids and sources of the first few hits."""
-    found = [
+def _list_ids(hits: Sequence[Place]) -> str:
+    """List the ids and sources of the first few hits."""
+    documents = [
         read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
         for corpus, shard, row in hits[:SHOWN_HITS]
     ]
-    shown = ", ".join(f"{one['id'].hex()} ({one['source']})" for one in found)
-    return shown + (" ..." if len(hits) > SHOWN_HITS else "")
+    listing = ", ".join(f"{document['id'].hex()} ({document['source']})" for document in documents)
+    return listing + (" ..." if len(hits) > SHOWN_HITS else "")
 
 
 def _is_hex(text: str) -> bool:
@@ -136,12 +136,12 @@ def _is_hex(text: str) -> bool:
 def documents_of(
     inputs: Mapping[str, Path], ids: Iterable[bytes], columns: Sequence[str]
 ) -> dict[bytes, dict[str, Any]]:
-    """Some documents by their ids: the columns asked for of each. Of all others 16 bytes are read."""
-    wanted = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
-    found: dict[bytes, dict[str, Any]] = {}
-    for shard in shard_names(inputs[INGEST]) if len(wanted) else ():
+    """Return the requested columns of some documents by id; of all others only the ids are read."""
+    id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
+    documents: dict[bytes, dict[str, Any]] = {}
+    for shard in shard_names(inputs[INGEST]) if len(id_values) else ():
         path = inputs[INGEST] / shard
-        rows = pc.indices_nonzero(pc.is_in(read_table(path, ["id"])["id"], value_set=wanted)).to_pylist()
+        rows = pc.indices_nonzero(pc.is_in(read_table(path, ["id"])["id"], value_set=id_values)).to_pylist()
         if rows:
-            found |= {one["id"]: one for one in read_rows(path, rows, ["id", *columns]).to_pylist()}
-    return found
+            documents |= {document["id"]: document for document in read_rows(path, rows, ["id", *columns]).to_pylist()}
+    return documents

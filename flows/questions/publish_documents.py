@@ -1,4 +1,4 @@
-"""`gristmill export-documents`: a manifest's documents as files in a folder, in an object store, or on the hub."""
+"""`gristmill export-documents`: write a manifest's documents to a folder, an object store, or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from gristmill.mixtures.evaluation import Documents
 HUB = "hf://"
 HUB_FOLDER = re.compile(r"^hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?P<inner>/.*)?$")
 EXPORTS = "exports"
-"""Folder of the store in which unfinished exports keep what they know."""
+"""Folder of the store for the state of unfinished exports."""
 OWN_FILES = (LIST, "README.md", "croissant.json")
 
 
 def publish(session: Session, section: Documents, out: str, observer: Observer) -> dict[str, Any]:
     """Write the documents of a manifest's committed steps.
 
-    The same call resumes one that was interrupted, and does nothing where everything is written.
+    The same call resumes an interrupted export, and does nothing if everything is written.
 
     Args:
         session: the opened manifest.
-        section: which documents, and how.
+        section: selection and format of the documents.
         out: a folder, or a URL: of an object store, or hf://datasets/USER/NAME.
-        observer: shown the progress.
+        observer: receives progress.
 
     Returns:
-        what `_documents.json` says, and `is_new`: whether this call wrote anything.
+        the content of `_documents.json`, and `is_new`: True if this call wrote anything.
 
     Raises:
-        gristmill.flows.questions.find_documents.NothingIngestedError: there are no documents yet.
-        ExportError: a column or the condition is wrong, or something is in the way.
+        gristmill.flows.questions.find_documents.NothingIngestedError: no documents are committed yet.
+        ExportError: a column or the condition is invalid, or the target holds other files.
     """
     remember_secrets(out)
     corpus, recipe = committed_corpus(session), recipe_of(session.manifest, section)
@@ -55,28 +55,28 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
     ):
         raise ExportError(f"--{key}: {message}")
     identity = fingerprint(STAGE, recipe, {name: session.plan[name].identity for name in corpus.inputs})
-    folder = _open(out)
+    folder = _open_target(out)
     work = session.store.root / EXPORTS / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
     if (folder / LIST).exists():
-        found: dict[str, Any] = read_json(folder / LIST)
-        if found.get("identity") != identity:
+        summary: dict[str, Any] = read_json(folder / LIST)
+        if summary.get("identity") != identity:
             raise ExportError(mask_text(f"{out} already holds another export; choose another folder, or remove it"))
-        return {**found, "is_new": False}
+        return {**summary, "is_new": False}
     if work.exists():
         _remove_leftovers(folder, section)
     else:
-        _refuse_others(folder, section, out)
+        _refuse_foreign_files(folder, section, out)
     node = Node(STAGE, identity, recipe, recipe)
     observer.stage_started(node, work.exists(), StageFolder(work))
-    found = export_documents(
+    summary = export_documents(
         corpus, section, recipe["about"], folder, _context(session, work, node, observer, out), identity
     )
     if section.where is None:
-        _check_ledger(session, corpus, section, found)
+        _check_counts(session, corpus, section, summary)
     remove_tree(work)
     if is_local(work) and not any(work.parent.iterdir()):
         work.parent.rmdir()
-    return {**found, "is_new": True}
+    return {**summary, "is_new": True}
 
 
 def _context(session: Session, work: Path, node: Node, observer: Observer, out: str) -> Context:
@@ -97,15 +97,15 @@ def _context(session: Session, work: Path, node: Node, observer: Observer, out: 
     )
 
 
-def _open(out: str) -> Path:
-    """The folder, on the hub that of a data set which is there, and private if this call has made it."""
+def _open_target(out: str) -> Path:
+    """Open the target folder; on the hub, create the data set as private if it does not exist."""
     if out.startswith(HUB):
-        found = HUB_FOLDER.match(out)
-        if found is None:
+        match = HUB_FOLDER.match(out)
+        if match is None:
             raise ExportError(mask_text(f"{out}: a data set of the hub is written hf://datasets/USER/NAME"))
         from huggingface_hub import HfApi
 
-        HfApi().create_repo(found["name"], repo_type="dataset", private=True, exist_ok=True)
+        HfApi().create_repo(match["name"], repo_type="dataset", private=True, exist_ok=True)
     try:
         folder = as_path(out)
     except (ValueError, ImportError) as error:
@@ -120,26 +120,26 @@ def _open(out: str) -> Path:
     return folder.resolve() if is_local(folder) else folder
 
 
-def _refuse_others(folder: Path, section: Documents, out: str) -> None:
-    """Raise ExportError where files lie that a reader would take for ours, or that would be written over."""
+def _refuse_foreign_files(folder: Path, section: Documents, out: str) -> None:
+    """Raise ExportError if the target holds files that would be overwritten or mistaken for ours."""
     prefix, ending = NAMES[section.format]
     inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
-    found = [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
+    existing = [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
     if not out.startswith(HUB) and section.format == "hf":  # the hub makes a README.md itself
-        found += [name for name in OWN_FILES if (folder / name).exists()]
-    if found:
-        raise ExportError(mask_text(f"{out} already holds {min(found)}; choose another folder, or remove it"))
+        existing += [name for name in OWN_FILES if (folder / name).exists()]
+    if existing:
+        raise ExportError(mask_text(f"{out} already holds {min(existing)}; choose another folder, or remove it"))
 
 
 def _remove_leftovers(folder: Path, section: Documents) -> None:
-    """Remove what an attempt that was killed had not given its final name."""
+    """Remove temporary files of a killed attempt."""
     for name in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
         for leftover in folder.glob(f"{name}{TEMPORARY_MARK}*") if is_local(folder) else ():
             leftover.unlink()
 
 
-def _check_ledger(session: Session, corpus: Corpus, section: Documents, found: Mapping[str, Any]) -> None:
-    """Raise ConservationError unless what is written is what the last step has counted as kept."""
+def _check_counts(session: Session, corpus: Corpus, section: Documents, summary: Mapping[str, Any]) -> None:
+    """Raise ConservationError unless the numbers written equal those that the last step counted as kept."""
     summaries = [session.folder(name).manifest()["summary"] for name in corpus.inputs]
     first, last = (summaries[place].get("counts", {}) for place in (0, -1))
     if not {"kept", "bytes_kept"} <= last.keys() or "kept" not in first:
@@ -149,9 +149,9 @@ def _check_ledger(session: Session, corpus: Corpus, section: Documents, found: M
         if section.dropped
         else {"documents": last["kept"], "text_bytes": last["bytes_kept"]}
     )
-    differing = {name: number for name, number in counted.items() if found[name] != number}
+    differing = {name: number for name, number in counted.items() if summary[name] != number}
     for name, number in differing.items():
         raise ConservationError(
-            f"{found[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
+            f"{summary[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
             f"{number:,}; find out why with: {session.command('verify')}"
         )

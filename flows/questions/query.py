@@ -24,27 +24,27 @@ from gristmill.flows.running.terminal import plain_console, visible
 
 VIEW = "documents"
 MEMORY = "1GB"
-"""What DuckDB holds before it writes to its temporary folder."""
+"""Memory limit of DuckDB, which then spills to its temporary folder."""
 THREADS = 2
 OUTSIDE = "enable_external_access"
 BATCH_ROWS = 1000
 SHOWN_ROWS = 40
 SHOWN_CHARS = 300
-"""Of a value in a table."""
+"""Characters of a value shown in a table."""
 LEAST_WIDTH = 8
-"""Characters of a column below which a row is shown as lines of its own."""
+"""Minimum width of a column; narrower tables print each row as lines."""
 
 
 class QueryError(ValueError):
-    """SQL that cannot be answered."""
+    """The SQL cannot be answered."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gives, computed when it is asked for.
+    """Lazily computed result of a query.
 
     Attributes:
-        columns: their names.
+        columns: names of the columns.
     """
 
     columns: Sequence[str]
@@ -52,16 +52,16 @@ class Answer:
     _sql: str
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows, one by one; whole numbers of any size are int."""
+        """Yield the rows; integers of any size are int."""
         for batch in self._batches():
-            yield from zip(*(_values(column) for column in batch.columns), strict=True)
+            yield from zip(*(_python_values(column) for column in batch.columns), strict=True)
 
     def _batches(self) -> Any:
-        # Not by `execute`, which holds all rows.
+        # Not `execute`, which holds all rows in memory.
         return self._connection.sql(self._sql).to_arrow_reader(BATCH_ROWS)
 
     def write_parquet(self, path: Path) -> int:
-        """Write the rows to a file, whole or not at all; returns how many there are."""
+        """Write the rows to a file atomically and return their number."""
         import pyarrow.parquet as pq
 
         rows = 0
@@ -75,65 +75,67 @@ class Answer:
 
 @contextmanager
 def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
-    """Answer one SELECT. It sees the documents and nothing else: no file, no network, no extension.
+    """Answer one SELECT, which can read only the documents: no file, no network, no extension.
 
-    Only the columns that it names are read, shard by shard; what does not fit into MEMORY goes to a temporary folder.
+    Only the columns that it names are read, shard by shard; data beyond MEMORY spills to a temporary folder.
 
     Raises:
-        QueryError: it is not one SELECT, or DuckDB refuses it, also while its rows are read within the block.
+        QueryError: the SQL is not one SELECT, or DuckDB refuses it, also while its rows are read within the block.
     """
     import duckdb
 
     from gristmill.dataprep.arrow_dataset import CorpusDataset
 
     with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
-        others = {name: value for name, value in CONFINED.items() if name != OUTSIDE}
-        connection = duckdb.connect(config={**others, "threads": THREADS, "memory_limit": MEMORY})
+        config = {name: value for name, value in CONFINED.items() if name != OUTSIDE}
+        connection = duckdb.connect(config={**config, "threads": THREADS, "memory_limit": MEMORY})
         try:
-            # The folder can be named only as long as others can be reached.
+            # The temporary folder can be set only while external access is enabled.
             connection.execute(f"SET temp_directory = '{folder}'")
             connection.execute(f"SET {OUTSIDE} = false")
             connection.register(VIEW, CorpusDataset.of(corpus, corpus.schema.names, kept=None))
             connection.execute("SET lock_configuration = true")
             statements = connection.extract_statements(sql)
-            if [one.type.name for one in statements] != ["SELECT"]:
+            if [statement.type.name for statement in statements] != ["SELECT"]:
                 raise QueryError(
                     "give one SELECT over the view `documents`, for example: SELECT source, count(*) FROM "
                     "documents WHERE kept GROUP BY source"
                 )
             yield Answer(connection.sql(sql).columns, connection, sql)
         except duckdb.Error as error:
-            raise QueryError(_said(error)) from error
+            raise QueryError(_error_message(error)) from error
         finally:
             connection.unregister(VIEW)
             connection.close()
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _python_values(column: pa.Array) -> list[Any]:
     values: list[Any] = column.to_pylist()
     if not pa.types.is_decimal(column.type):
         return values
-    whole = int if column.type.scale == 0 else float
-    return [None if value is None else whole(value) for value in values]
+    number_type = int if column.type.scale == 0 else float
+    return [None if value is None else number_type(value) for value in values]
 
 
-def _said(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     return str(error).strip().replace("\n\n", "\n")
 
 
 def print_answer(answer: Answer) -> None:
-    """Print the first rows as a table that fits the terminal; rows with too many columns for it as lines."""
+    """Print the first rows as a table that fits the terminal, or as lines if there are too many columns."""
     console = plain_console()
     rows: list[tuple[Any, ...]] = []
-    more = 0
+    hidden_rows = 0
     for row in answer.rows():
         if len(rows) < SHOWN_ROWS:
             rows.append(row)
         else:
-            more += 1
+            hidden_rows += 1
     _print_rows(console, answer.columns, rows)
-    if more:
-        console.print(Text(f"and {more:,} more rows; --csv, --json and --out FILE.parquet give all", style="dim"))
+    if hidden_rows:
+        console.print(
+            Text(f"and {hidden_rows:,} more rows; --csv, --json and --out FILE.parquet give all", style="dim")
+        )
     if not rows:
         console.print(Text("no rows", style="dim"))
 
@@ -164,7 +166,7 @@ def _print_rows(console: Console, columns: Sequence[str], rows: Sequence[tuple[A
 
 
 def shown(value: Any) -> str:
-    """A value in a cell: on one line, without control characters, cut where it is long."""
+    """Format a value for a cell: one line, no control characters, cut if long."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -176,7 +178,7 @@ def shown(value: Any) -> str:
 
 
 def csv_lines(answer: Answer) -> Iterator[str]:
-    """The rows as CSV (RFC 4180, but lines end as those of shells do), the names first."""
+    """Yield the rows as CSV (RFC 4180, but with LF line ends), the header first."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     for row in itertools.chain([tuple(answer.columns)], answer.rows()):

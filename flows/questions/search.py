@@ -1,7 +1,7 @@
-"""Which documents a text is about: those nearest in meaning, by stored vectors, and those with its words, as one list.
+"""Search for documents about a text: nearest in meaning by stored vectors, and by words, merged into one list.
 
-Both lists are merged by their ranks alone (reciprocal rank fusion, Cormack et al. 2009): a document scores 1 / (60 +
-rank) in each, so that a cosine is never held against a BM25.
+The lists are merged by rank alone (reciprocal rank fusion, Cormack et al. 2009): a document scores 1 / (60 + rank) in
+each list, so a cosine is never compared with a BM25 score.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from gristmill.mixtures.encoder_settings import ReadingModel
 
 By = Literal["meaning", "words"]
 FUSION = 60
-"""Added to ranks, as in the paper."""
+"""Rank constant of the paper."""
 DEPTH = 200
-"""Documents of each list that are merged, at least."""
+"""Minimum number of documents of each list that are merged."""
 SHOWN = ("id", "source", "locator", "url", "kept", "dropped_by", "reason")
 
 
 class SearchError(ValueError):
-    """A search that cannot be made."""
+    """The search cannot be made."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors that a search may use: the step that made them, and its model."""
+    """Vectors that a search may use: the step that computed them, and its model."""
 
     step: str
     model: ReadingModel
@@ -54,31 +54,31 @@ class Vectors:
 def search(
     session: Session, text: str, by: By | None = None, limit: int = 10, most_bytes: int | None = None
 ) -> dict[str, Any]:
-    """The documents that a text is about, kept or not.
+    """Search for documents about a text, kept or not.
 
     Args:
         session: the opened manifest.
-        text: words, or sentences; what stands between quotes is looked for as it is.
-        by: one way alone; both where absent, and by words alone where there are no vectors.
-        limit: documents.
-        most_bytes: of texts in which words are looked for; all if absent.
+        text: words or sentences; quoted phrases are matched exactly.
+        by: a single method; None means both, or words alone if there are no vectors.
+        limit: maximum number of documents.
+        most_bytes: maximum bytes of text scanned for words; None means all.
 
     Returns:
-        `text`; `by`: the ways that were taken; `documents` of the run; `with_vectors`: how many were looked at by
-        meaning, and `with_words`: how many by words (None where that was not done); `matching`: how many have some of
-        the words; `note`: why there is no meaning, and how to get it (None where there is); `hits`: each with
-        `id`, `source`, `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and `words` (`rank`, `bm25`), either
-        None, `kept`, `dropped_by` and `reason`, `characters` and `snippet`.
+        `text`; `by`: the methods used; `documents` of the run; `with_vectors` and `with_words`: numbers of documents
+        searched by each method (None if it was not used); `matching`: number of documents with some of the words;
+        `note`: reason for not searching by meaning, and the remedy (None if it was); `hits`: each with `id`, `source`,
+        `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and `words` (`rank`, `bm25`), either of them None,
+        `kept`, `dropped_by` and `reason`, `characters` and `snippet`.
 
     Raises:
-        gristmill.flows.questions.find_documents.NothingIngestedError: there are no documents.
-        SearchError: there is nothing to look for, or no vectors although `by` is meaning.
+        gristmill.flows.questions.find_documents.NothingIngestedError: no documents are committed yet.
+        SearchError: the text is empty, or `by` is meaning and there are no vectors.
     """
     corpus = committed_corpus(session)
     terms = terms_of(text)
     if not text.strip():
-        raise SearchError("there is nothing to look for; give some words or a sentence")
-    found: dict[str, Any] = {
+        raise SearchError("the search text is empty; give some words or a sentence")
+    summary: dict[str, Any] = {
         "text": text,
         "by": [],
         "documents": 0,
@@ -91,36 +91,36 @@ def search(
     near: list[Near] = []
     if by != "words":
         try:
-            near, found["with_vectors"] = _by_meaning(session, corpus, text, depth)
-            found["by"].append("meaning")
+            near, summary["with_vectors"] = _by_meaning(session, corpus, text, depth)
+            summary["by"].append("meaning")
         except (SearchError, ModelFolderError) as error:
             if by == "meaning":
                 raise SearchError(str(error)) from error
-            found["note"] = f"searched by words alone: {error}"
+            summary["note"] = f"searched by words alone: {error}"
     hits: list[WordHit] = []
     if by != "meaning":
-        if not terms and "meaning" not in found["by"]:
+        if not terms and "meaning" not in summary["by"]:
             raise SearchError(f"there is no word in {text!r}")
         words = search_words(corpus, terms, depth, most_bytes)
-        hits, found["with_words"], found["matching"] = words.hits, words.documents, words.matching
-        found["by"].append("words")
-    found["documents"] = corpus.count_rows(kept=None)
+        hits, summary["with_words"], summary["matching"] = words.hits, words.documents, words.matching
+        summary["by"].append("words")
+    summary["documents"] = corpus.count_rows(kept=None)
     merged = merge(_rows_of(corpus, near), hits)[:limit]
-    return {**found, "hits": _described(corpus, merged, terms)}
+    return {**summary, "hits": _describe_hits(corpus, merged, terms)}
 
 
 def find_vectors(session: Session, corpus: Corpus) -> Vectors:
-    """The first step that has left vectors: those of later ones are of the same documents, or of fewer.
+    """Return the vectors of the first step that stored any; those of later steps cover the same documents or fewer.
 
     Raises:
-        SearchError: there are none.
+        SearchError: no step stored vectors.
     """
     for step in corpus.steps:
         if (corpus.inputs[step] / VECTORS).is_dir():
             model = ReadingModel.model_validate(session.plan[step].config["model"])
             return Vectors(step, model, session.folder(step).manifest()["summary"]["reader"]["sha256"])
     raise SearchError(
-        "no step has left vectors; for nearest documents by meaning add a step `cluster` or "
+        "no step stored vectors; to search by meaning add a step `cluster` or "
         "`dedup_semantic` with a model of sentence embeddings to `prepare` (docs/meaning.md), and run it"
     )
 
@@ -130,12 +130,12 @@ def _by_meaning(session: Session, corpus: Corpus, text: str, depth: int) -> tupl
     model_folder(vectors.model.path)
     if folder_sha256(vectors.model.path) != vectors.sha256:
         raise SearchError(
-            f"the model at {vectors.model.path} is not the one that {vectors.step} made its vectors "
+            f"the model at {vectors.model.path} is not the one that {vectors.step} computed its vectors "
             "with; put that one back, or run the step with the new one"
         )
-    # One short text: no GPU is wanted for it, and float16 in the files is coarser than what differs.
-    here = vectors.model.model_copy(update={"device": "cpu"})
-    vector = load_embedder(here, vectors.sha256).embed([text])[0]
+    # One short text needs no GPU; float16 in the files is coarser than the difference between devices.
+    cpu_model = vectors.model.model_copy(update={"device": "cpu"})
+    vector = load_embedder(cpu_model, vectors.sha256).embed([text])[0]
     return nearest(corpus.inputs[vectors.step] / VECTORS, corpus.shards, vector, depth)
 
 
@@ -144,22 +144,22 @@ Place = tuple[str, int]
 
 
 def _rows_of(corpus: Corpus, near: Sequence[Near]) -> list[tuple[Place, float]]:
-    """The places of documents, with their cosines."""
+    """Return the places of documents, with their cosines."""
     places: dict[tuple[str, bytes], Place] = {}
-    for shard in {one.shard for one in near}:
+    for shard in {hit.shard for hit in near}:
         ids = read_documents(corpus.inputs, shard, ["id"])["id"]
-        wanted = pa.array(sorted({one.id for one in near if one.shard == shard}), ids.type)
-        rows = np.flatnonzero(pc.is_in(ids, value_set=wanted).to_numpy(zero_copy_only=False))
+        ids_of_shard = pa.array(sorted({hit.id for hit in near if hit.shard == shard}), ids.type)
+        rows = np.flatnonzero(pc.is_in(ids, value_set=ids_of_shard).to_numpy(zero_copy_only=False))
         places |= {
             (shard, id_): (shard, row)
             for id_, row in zip(ids.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True)
         }
-    return [(places[one.shard, one.id], one.cosine) for one in near]
+    return [(places[hit.shard, hit.id], hit.cosine) for hit in near]
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A document in the common list: where it is, its score, and its rank and value in each list that has it."""
+    """A document in the merged list: its place, its score, and its rank and value in each list, or None."""
 
     place: Place
     score: float
@@ -168,60 +168,62 @@ class Merged:
 
 
 def merge(near: Sequence[tuple[Place, float]], hits: Sequence[WordHit]) -> list[Merged]:
-    """Both lists as one, by the sum of 1 / (FUSION + rank); equal ones by their place."""
+    """Merge both lists by the sum of 1 / (FUSION + rank); ties are broken by place."""
     by_meaning = {place: (rank, cosine) for rank, (place, cosine) in enumerate(near, 1)}
-    by_words = {(one.shard, one.row): (rank, one.bm25) for rank, one in enumerate(hits, 1)}
+    by_words = {(entry.shard, entry.row): (rank, entry.bm25) for rank, entry in enumerate(hits, 1)}
 
-    def of(place: Place) -> Merged:
-        ranks = [one for one in (by_meaning.get(place), by_words.get(place)) if one is not None]
+    def merged(place: Place) -> Merged:
+        ranks = [entry for entry in (by_meaning.get(place), by_words.get(place)) if entry is not None]
         return Merged(place, sum(1 / (FUSION + rank) for rank, _ in ranks), by_meaning.get(place), by_words.get(place))
 
-    return sorted(map(of, {**by_meaning, **by_words}), key=lambda one: (-one.score, one.place))
+    return sorted(map(merged, {**by_meaning, **by_words}), key=lambda entry: (-entry.score, entry.place))
 
 
-def _described(corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]) -> list[dict[str, Any]]:
-    """What is known of some documents, in their order."""
-    known: dict[Place, dict[str, Any]] = {}
-    for shard in {one.place[0] for one in merged}:
-        rows = sorted(one.place[1] for one in merged if one.place[0] == shard)
-        judged = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
+def _describe_hits(corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe hits, in order."""
+    documents: dict[Place, dict[str, Any]] = {}
+    for shard in {entry.place[0] for entry in merged}:
+        rows = sorted(entry.place[1] for entry in merged if entry.place[0] == shard)
+        columns = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
         texts = read_document_rows(corpus.inputs, shard, rows, ["text"])["text"].to_pylist()
-        known |= {
-            (shard, row): {**one, "characters": len(text), "snippet": snippet(text, terms)}
-            for row, one, text in zip(rows, judged, texts, strict=True)
+        documents |= {
+            (shard, row): {**entry, "characters": len(text), "snippet": snippet(text, terms)}
+            for row, entry, text in zip(rows, columns, texts, strict=True)
         }
     return [
         {
-            **{name: known[one.place][name] for name in ("id", "source", "locator", "url")},
-            "score": round(one.score, 6),
-            "meaning": _ranked(one.meaning, "cosine"),
-            "words": _ranked(one.words, "bm25"),
-            **{name: known[one.place][name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")},
+            **{name: documents[entry.place][name] for name in ("id", "source", "locator", "url")},
+            "score": round(entry.score, 6),
+            "meaning": _ranked(entry.meaning, "cosine"),
+            "words": _ranked(entry.words, "bm25"),
+            **{
+                name: documents[entry.place][name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")
+            },
         }
-        for one in merged
+        for entry in merged
     ]
 
 
-def _ranked(found: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
-    return None if found is None else {"rank": found[0], name: round(found[1], 3)}
+def _ranked(ranked: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
+    return None if ranked is None else {"rank": ranked[0], name: round(ranked[1], 3)}
 
 
-def marked(shown: str, words: Sequence[str]) -> list[tuple[str, bool]]:
-    """A text in pieces, and which of these are one of some words."""
-    pieces, at = list[tuple[str, bool]](), 0
-    for one in pattern_of(words).finditer(shown):
-        pieces += [(shown[at : one.start()], False), (one[0], True)]
-        at = one.end()
-    return [piece for piece in [*pieces, (shown[at:], False)] if piece[0]]
+def marked(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
+    """Split a text into pieces, flagging those that are one of the words."""
+    pieces, position = list[tuple[str, bool]](), 0
+    for match in pattern_of(words).finditer(text):
+        pieces += [(text[position : match.start()], False), (match[0], True)]
+        position = match.end()
+    return [piece for piece in [*pieces, (text[position:], False)] if piece[0]]
 
 
-def print_hits(found: Mapping[str, Any]) -> None:
+def print_hits(results: Mapping[str, Any]) -> None:
     """Print the documents, the best first."""
     console = plain_console()
-    console.print(Text(described(found), style="bold"))
-    if found["note"]:
-        console.print(Text(found["note"], style="yellow"))
-    for number, hit in enumerate(found["hits"], 1):
+    console.print(Text(described(results), style="bold"))
+    if results["note"]:
+        console.print(Text(results["note"], style="yellow"))
+    for number, hit in enumerate(results["hits"], 1):
         console.print()
         console.print(
             Text.assemble(
@@ -238,23 +240,23 @@ def print_hits(found: Mapping[str, Any]) -> None:
         console.print(Padding(Text(visible(hit["snippet"])), (0, 0, 0, 4)))
 
 
-def described(found: Mapping[str, Any]) -> str:
-    """In a sentence, what was looked through."""
-    parts = [f"{found['with_vectors']:,} by meaning"] if found["with_vectors"] is not None else []
-    if found["with_words"] is not None:
-        parts.append(f"{found['with_words']:,} by words, of which {found['matching']:,} have some")
-    return f"{len(found['hits'])} of {found['documents']:,} documents; looked through {'; '.join(parts)}"
+def described(results: Mapping[str, Any]) -> str:
+    """Describe the extent of the search in a sentence."""
+    parts = [f"{results['with_vectors']:,} by meaning"] if results["with_vectors"] is not None else []
+    if results["with_words"] is not None:
+        parts.append(f"{results['with_words']:,} by words, of which {results['matching']:,} match")
+    return f"{len(results['hits'])} of {results['documents']:,} documents; searched {'; '.join(parts)}"
 
 
 def verdict(hit: Mapping[str, Any]) -> str:
-    """Whether a document was kept, and why not."""
+    """Return `kept`, or the step and rule that dropped the document."""
     if hit["kept"]:
         return "kept"
     return f"dropped by {hit['dropped_by']}" + (f": {hit['reason']}" if hit["reason"] else "")
 
 
 def ranks(hit: Mapping[str, Any]) -> list[str]:
-    """What a document has in each list."""
+    """Return a document's score and rank in each list."""
     meaning, words = hit["meaning"], hit["words"]
     return ([f"cosine {meaning['cosine']:.3f} (number {meaning['rank']} by meaning)"] if meaning else []) + (
         [f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)"] if words else []

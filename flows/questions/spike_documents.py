@@ -1,6 +1,6 @@
-"""What a training's skipped steps had read, and the origin, language, quality and cluster of each document.
+"""Documents read by a training's skipped steps, with the origin, language, quality and cluster of each.
 
-A report holds what was known when it was written; the rest is read where it lies.
+A spike report holds the facts known when it was written; the others are read from the committed outputs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from gristmill.tokenize.row_provenance import known_of
 
 
 def spike_reports(folder: StageFolder) -> list[dict[str, Any]]:
-    """The loss-spike reports of a training, in the order of the steps; see gristmill.train.loop.spike_report."""
-    found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
-    return sorted(found, key=lambda one: int(one["step"]))
+    """Return the loss-spike reports of a training in step order; see gristmill.train.loop.spike_report."""
+    reports = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
+    return sorted(reports, key=lambda report: int(report["step"]))
 
 
-def with_origins(found: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """A pre-training's loss-spike reports, the attributed documents described as far as earlier stages know them.
+def with_origins(reports: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Add to a pre-training's spike reports everything that earlier stages know of the attributed documents.
 
     Args:
-        found: as from `spike_reports`.
-        mix: the packed set that was read.
-        inputs: committed data folders by stage, `ingest` among them.
+        reports: those of `spike_reports`.
+        mix: the packed set that the training read.
+        inputs: committed data folders by stage, including `ingest`.
     """
-    suspects = {one for step in found for one in step["suspects"]}
+    suspects = {document for report in reports for document in report["suspects"]}
     if not suspects:
-        return found
+        return reports
     with closing(PackedSet(mix)) as packed:
-        known = known_of(packed, inputs, suspects)
-    return [{**step, "documents": [{**one, **known.get(one["id"], {})} for one in step["documents"]]} for step in found]
+        origins = known_of(packed, inputs, suspects)
+    return [
+        {**report, "documents": [{**document, **origins.get(document["id"], {})} for document in report["documents"]]}
+        for report in reports
+    ]

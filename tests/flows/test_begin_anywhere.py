@@ -244,7 +244,7 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
     whole = open_session(session.manifest_file, [], str(folder / "store"), None, False)
     read = trace_step(whole, 1)["documents"]
     assert {one["locator"].partition("#")[0] for one in read} <= {"web.bin", "books_text_document.bin"}
-    found = history(whole, read[0]["id"], whole=True)
+    found = history(whole, read[0]["id"], with_text=True)
     assert found["locator"] == read[0]["locator"]
     assert 1 in found["mix"]["steps"]
     assert history(whole, read[0]["locator"])["id"] == read[0]["id"]

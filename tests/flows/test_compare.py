@@ -96,7 +96,7 @@ def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> No
     assert find_run(store, "0102")["run"] == find_run(store, "last")["run"] == "20260102-000000-toy"
     with pytest.raises(UnknownRunError, match=r"part of the names of several runs .*gristmill runs"):
         find_run(store, "toy")
-    with pytest.raises(UnknownRunError, match=r"'other' is no run .*20260102-000000-toy"):
+    with pytest.raises(UnknownRunError, match=r"'other' is not a run .*20260102-000000-toy"):
         find_run(store, "other")
     with pytest.raises(UnknownRunError, match="there are only 2 runs"):
         find_run(store, "last-2")

@@ -85,7 +85,7 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
     refused = called(
         "continue", "c.yaml", "--from-step", "10", "--set", "mix.validation=0.2", "--store", "store", code=2
     )
-    assert "mix.validation: decides what the first 10 steps read, which is settled" in refused
+    assert "mix.validation: decides what the first 10 steps read and cannot change" in refused
     refused = called("continue", "c.yaml", "--from-step", "21", "--store", "store", code=2)
     assert "--from-step 21: pretrain has 20 steps; give 1 to 20" in refused
     refused = called(

@@ -93,7 +93,7 @@ def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.Captu
         ],
     )
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "the whole text; [-taken out-] and {+put in+} by clean",
+        "the whole text; [-removed-] and {+added+} by clean",
         "[bold] mail [-a@b.org-]{+<EMAIL>+} now",
     ]
 

@@ -97,7 +97,7 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert dropped["stages"][0]["threshold"] == 1
     assert dropped["stages"][0]["values"] == {"magic": 3}
     assert history(session, "web.jsonl#3")["outcome"] == "dropped by long: annotate/long_enough"
-    edited = history(session, "web.jsonl#1", whole=True)
+    edited = history(session, "web.jsonl#1", with_text=True)
     assert [(edit["removed"], edit["added"]) for edit in edited["stages"][1]["edits"]["first"]] == [
         ("  ", " "),
         ("colour", "color"),

@@ -118,7 +118,7 @@ def test_without_vectors_a_sentence_says_how_to_get_meaning(session: Session, tm
     assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=False) == 0
     found = search(opened, "w3 w4")
     assert found["by"] == ["words"]
-    assert found["note"].startswith("searched by words alone: no step has left vectors; for nearest documents by")
+    assert found["note"].startswith("searched by words alone: no step stored vectors; to search by meaning add a step")
     assert len(found["hits"]) == 10
     with pytest.raises(SearchError, match="add a step `cluster` or `dedup_semantic`"):
         search(opened, "w3 w4", "meaning")
@@ -131,13 +131,13 @@ def test_another_model_in_the_same_place_is_not_asked(session: Session) -> None:
         found = search(session, "w3 w4")
     finally:
         readme.unlink()
-    assert "is not the one that cluster made its vectors with" in found["note"]
+    assert "is not the one that cluster computed its vectors with" in found["note"]
     assert found["by"] == ["words"]
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 def test_nothing_to_look_for_is_refused(session: Session, text: str) -> None:
-    with pytest.raises(SearchError, match="there is nothing to look for"):
+    with pytest.raises(SearchError, match="the search text is empty"):
         search(session, text)
 
 
@@ -155,7 +155,7 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
     assert asked.found == found
     assert asked.hits == found["hits"]
     printed = CliRunner().invoke(app, command).stdout
-    assert f"3 of {len(texts())} documents; looked through {len(texts()) - 1} by meaning" in printed
+    assert f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning" in printed
     assert found["hits"][0]["id"][:16] in printed
     wrong = CliRunner().invoke(app, [*command, "--by", "smell"])
     assert wrong.exit_code == 2
@@ -171,7 +171,7 @@ def test_the_browser_has_a_search_and_escapes_what_it_finds(session: Session) ->
         assert "<script>" not in page
         assert "dropped</span> by short" in client.get("/search", params={"text": "w7 w8 w9", "by": "meaning"}).text
         refused = client.get("/search", params={"text": " "})
-        assert (refused.status_code, "nothing to look for" in refused.text) == (400, True)
+        assert (refused.status_code, "search text is empty" in refused.text) == (400, True)
 
 
 def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session: Session) -> None:
