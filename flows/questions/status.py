@@ -1,4 +1,4 @@
-"""What is done, what is not, and why, from the store alone; and what the attempts of a stage printed."""
+"""States of a manifest's stages, damage of outputs, runs and logs, read from the store alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ MINUTE, HOUR = 60, 3600
 
 
 def stage_states(session: Session) -> list[dict[str, Any]]:
-    """One row per stage: state (committed, unfinished, running, missing, corrupt), fingerprint, folder, details."""
+    """Return one row per stage: state (committed, unfinished, running, missing, corrupt), fingerprint, folder,
+    details."""
     rows = []
     for stage, node in session.plan.items():
         folder = session.folder(stage)
@@ -54,14 +55,14 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
             row["owner"] = f"process {owner['pid']} on {owner['host']}"
             row["progress"] = read_progress(folder.path / "lease", highest(folder.path / "lease"))
         elif state == "unfinished":
-            row["details"] = _unfinished(folder)
+            row["details"] = _describe_interruption(folder)
         elif state == "corrupt":
             row["details"] = next(folder.damage(), "")
         rows.append(row)
     return rows
 
 
-def _unfinished(folder: StageFolder) -> str:
+def _describe_interruption(folder: StageFolder) -> str:
     error = folder.work / "error.json"
     if error.exists():
         return f"failed: {read_json(error)['message'].splitlines()[0]}"
@@ -73,32 +74,32 @@ def _unfinished(folder: StageFolder) -> str:
 
 
 def describe_running(row: Mapping[str, Any], now: float) -> str:
-    """`2 m 10 s: 120/400 steps, loss 3.21, about 5 m left (process 7 on host)` of a row whose stage runs."""
+    """Describe a row whose stage runs: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m left (process 7 on host)`."""
     progress = row["progress"]
     if not progress:
         return str(row["owner"])
-    left = seconds_left(progress)
-    # A job that is called like its stage would be named twice on the line.
+    remaining = seconds_left(progress)
+    # A job with the name of its stage would appear twice on the line.
     job = "" if progress.get("job") == row.get("stage") else progress.get("job")
     parts = [describe_progress({**progress, "job": job})]
-    # Counted from now on: a stage that has made no progress for long is not almost done.
-    parts += [] if left is None else [f"about {duration(max(0.0, left - (now - progress['at'])))} left"]
-    shown = ", ".join(part for part in parts if part)
-    return f"for {duration(now - progress['started'])}{': ' + shown if shown else ''} ({row['owner']})"
+    # Relative to now: a stage without recent progress is not almost done.
+    parts += [] if remaining is None else [f"about {duration(max(0.0, remaining - (now - progress['at'])))} left"]
+    details = ", ".join(part for part in parts if part)
+    return f"for {duration(now - progress['started'])}{': ' + details if details else ''} ({row['owner']})"
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `2 m 10 s` or `3 h 5 m`."""
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} m {whole % MINUTE} s"
-    return f"{whole // HOUR} h {whole % HOUR // MINUTE} m"
+    """Format seconds as `45 s`, `2 m 10 s` or `3 h 5 m`."""
+    total = round(seconds)
+    if total < MINUTE:
+        return f"{total} s"
+    if total < HOUR:
+        return f"{total // MINUTE} m {total % MINUTE} s"
+    return f"{total // HOUR} h {total % HOUR // MINUTE} m"
 
 
 def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
-    """Print the stages' states as a table that fits the terminal."""
+    """Print the states of the stages as a table that fits the terminal."""
     console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "fingerprint"):
@@ -112,19 +113,19 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
         table.add_row(*cells)
     console.print(table)
     for row in rows:
-        if (lost := _what_was_lost(row.get("documents", {}))) is not None:
+        if (lost := _describe_losses(row.get("documents", {}))) is not None:
             console.print(Text(f"{row['stage']}: {lost}", style="yellow"))
         if "details" in row or "owner" in row:
-            said = row["details"] if "details" in row else describe_running(row, time.time())
-            console.print(Text(f"{row['stage']}: {said}", style=STYLES[row["state"]]))
+            details = row["details"] if "details" in row else describe_running(row, time.time())
+            console.print(Text(f"{row['stage']}: {details}", style=STYLES[row["state"]]))
     console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
-    unwell = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
-    if unwell is not None:
-        console.print(Text(f"log:   {session.command('logs', unwell)}", style="dim"), soft_wrap=True)
+    stage_with_log = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
+    if stage_with_log is not None:
+        console.print(Text(f"log:   {session.command('logs', stage_with_log)}", style="dim"), soft_wrap=True)
 
 
-def _what_was_lost(documents: Mapping[str, Any]) -> str | None:
-    """`kept 8 of 28, dropped min_words 12, ...` of a stage that left less than half; None of any other."""
+def _describe_losses(documents: Mapping[str, Any]) -> str | None:
+    """Describe a stage that kept less than half: `kept 8 of 28, dropped min_words 12, ...`; None otherwise."""
     if not documents or documents["kept"] >= documents["read"] / 2:
         return None
     lost = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
@@ -132,7 +133,7 @@ def _what_was_lost(documents: Mapping[str, Any]) -> str | None:
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
-    """Print what a run would do, and how many stages that is."""
+    """Print the action for every stage, and the number of stages that would run."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "action", "fingerprint"):
         table.add_column(column, no_wrap=True)
@@ -147,11 +148,11 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
             console.print(Text(in_a_sentence(row["derived"])), soft_wrap=True)
         if "warning" in row:
             console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
-        if found := row.get("continue_from"):
+        if checkpoint := row.get("continue_from"):
             console.print(
                 Text(
-                    f"{row['stage']} would start at step 1, but could continue from step {found['step']} of "
-                    f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
+                    f"{row['stage']} would start at step 1, but could continue from step {checkpoint['step']} of "
+                    f"another training: --set {row['stage']}.continue_from={checkpoint['checkpoint']}",
                     style="yellow",
                 ),
                 soft_wrap=True,
@@ -159,15 +160,15 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for code in row.get("code", ()):
             console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
-    work = sum(row["action"] != "reuse" for row in rows)
+    num_to_run = sum(row["action"] != "reuse" for row in rows)
     cut_offs = sum("cut_off_after" in row for row in rows)
     may_be_cut_off = (
         f"; {cut_offs} of them are reused if the stages before them give the same bytes" if cut_offs else ""
     )
     console.print(
         Text(
-            f"{work} of {len(rows)} stages would run{may_be_cut_off}"
-            if work
+            f"{num_to_run} of {len(rows)} stages would run{may_be_cut_off}"
+            if num_to_run
             else "nothing would run: all stages are committed",
             style="dim",
         )
@@ -182,7 +183,7 @@ def print_runs(records: list[dict[str, Any]]) -> None:
     table.add_column("seconds", justify="right")
     table.add_column("made / reused", justify="right")
     for record in records:
-        made = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
+        built = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
         reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]
         state = run_state(record)
         end = record.get("finished", time.time() if state == "running" else None)
@@ -190,7 +191,7 @@ def print_runs(records: list[dict[str, Any]]) -> None:
             record["run"],
             state,
             "" if end is None else f"{end - record['started']:.0f}",
-            f"{len(made)} / {len(reused)}",
+            f"{len(built)} / {len(reused)}",
         )
     console = plain_console()
     if not records:
@@ -200,26 +201,26 @@ def print_runs(records: list[dict[str, Any]]) -> None:
 
 
 def run_state(record: Mapping[str, Any]) -> str:
-    """How a run ended or that it runs; `killed` where its process is gone without having written an end."""
+    """Return the state of a run: `killed` if its process is gone without recording an end."""
     if record["state"] == "running" and is_gone(record["owner"]):
         return "killed"
     return str(record["state"])
 
 
 def find_damage(session: Session) -> dict[str, list[str]]:
-    """Stage -> a sentence per committed file that is absent or has another checksum."""
-    found = {}
+    """Return stage -> one sentence per committed file that is missing or has another checksum."""
+    damage = {}
     for stage in session.plan:
         folder = session.folder(stage)
         if folder.state() in ("committed", "corrupt"):
             sentences = list(folder.damage(deep=True))
             if sentences:
-                found[stage] = sentences
-    return found
+                damage[stage] = sentences
+    return damage
 
 
 def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
-    """Withdraw damaged commits and remove the damaged files, so that the next run makes them again."""
+    """Withdraw damaged commits and delete the damaged files, so that the next run makes them again."""
     for stage in damage:
         folder = session.folder(stage)
         try:
@@ -239,21 +240,21 @@ BLOCK_BYTES = 1 << 16
 
 
 class NoLogError(LookupError):
-    """There is no log to show; the message says what there is."""
+    """No log to show; the message lists what exists."""
 
 
 def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
-    """The log of a stage's attempt.
+    """Return the log of a stage's attempt.
 
     Args:
         session: the opened manifest.
-        stage: its name; absent: the stage that runs, else one that stopped half-way, else the last that was made.
-        attempt: its number, from 1; absent: the newest that has a log.
+        stage: name; None means the stage that runs, else an unfinished one, else the last committed one.
+        attempt: number, from 1; None means the newest attempt with a log.
 
     Raises:
-        NoLogError: there is no such stage or attempt, or nothing has run yet.
+        NoLogError: no such stage or attempt exists, or nothing has run yet.
     """
-    chosen = stage or _interesting(session)
+    chosen = stage or _default_log_stage(session)
     if chosen not in session.plan:
         raise NoLogError(
             f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
@@ -263,7 +264,7 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
     attempts = sorted(int(path.stem) for path in folder.glob("*.log")) if folder.exists() else []
     if not attempts:
         raise NoLogError(
-            f"{chosen} has no log here, since nothing has been run of it; run it with: "
+            f"{chosen} has no log here, since it has not been run; run it with: "
             f"{session.command('run', '--until', chosen)}"
         )
     if attempt is not None and attempt not in attempts:
@@ -271,12 +272,12 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
     return folder / f"{attempts[-1] if attempt is None else attempt}.log"
 
 
-def _interesting(session: Session) -> str:
+def _default_log_stage(session: Session) -> str:
     rows = stage_states(session)
     for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
-        found = [row["stage"] for row in rows if row["state"] in states]
-        if found:
-            return str(found[-1])
+        stages = [row["stage"] for row in rows if row["state"] in states]
+        if stages:
+            return str(stages[-1])
     raise NoLogError(
         f"nothing of {session.manifest_file} has been run in {session.store.root}; run it with: "
         f"{session.command('run')}"
@@ -284,12 +285,12 @@ def _interesting(session: Session) -> str:
 
 
 def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
-    """Text of a log, piece by piece.
+    """Yield the text of a log piece by piece.
 
     Args:
-        log: the file of an attempt.
-        lines: begin with the last so many lines; with all if None.
-        follow: then with what is written from now on, until the attempt has ended.
+        log: log file of an attempt.
+        lines: number of last lines to start with; None means all.
+        follow: continue with new text until the attempt ends.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log.open("rb") as stream:
@@ -297,7 +298,7 @@ def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
         for line in kept:
             yield decoder.decode(line)
         while follow:
-            # Asked before reading, so that what was written just before the end is still seen.
+            # Checked before reading, so that text written just before the end is still read.
             follow = is_written(log)
             while block := stream.read(BLOCK_BYTES):
                 yield decoder.decode(block)
@@ -306,6 +307,6 @@ def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
 
 
 def is_written(log: Path) -> bool:
-    """Whether the attempt that a log belongs to still runs."""
+    """Return True while the attempt that writes a log runs."""
     lease = log.parent.parent / "lease"
     return highest(lease) == int(log.stem) and running_owner(lease) is not None

@@ -1,12 +1,11 @@
-"""Taking documents, and prompts of examples, down: what holds them, which checkpoints know them, and a manifest that
-continues without them.
+"""Take-down of documents and example prompts: affected rows, checkpoints and models, and a manifest without them.
 
-The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and resumes from
-the last checkpoint whose training has read none of them (`pretrain.continue_from`). So the model that it trains is the
-one that would have come of the same set without these rows from the first step on. Sets of examples that a model has
-written leave out what was made from them (`examples.NAME.exclude`), and are made again. What models have answered about
-them is overwritten in STORE/answers; STORE/takedown/documents.ids remembers the ids, so that `gristmill gc` does the
-same to what is asked about them later.
+The new manifest mixes the same rows, with those that hold such a document emptied and left out (`mix.exclude`), and
+resumes from the last checkpoint whose training read none of them (`pretrain.continue_from`). It therefore trains the
+same model as a set without these rows would from the first step on. Generated sets of examples exclude everything
+derived from the documents (`examples.NAME.exclude`) and are generated again. Answers of models about them are
+overwritten in STORE/answers; STORE/takedown/documents.ids records the ids, so that `gristmill gc` also overwrites later
+answers about them.
 """
 
 from __future__ import annotations
@@ -45,23 +44,23 @@ from gristmill.tokenize.packed import PackedSet
 
 TAKEN_DOWN = "documents.ids"
 SHOWN_NAMES = 3
-"""Of documents that are not there."""
+"""Number of missing documents that an error names."""
 LIST_KEYS = ("id", "locator", "url")
 
 
 class TakedownError(ValueError):
-    """The list of documents cannot be used, or the new manifest cannot be written."""
+    """The list of documents is invalid, or the new manifest cannot be written."""
 
 
 def read_list(path: Path) -> list[str]:
-    """What a list names: an id, a locator or an address a line, or JSON objects with `id`, `locator` or `url`.
+    """Read a list: one id, locator or URL per line, or JSON objects with `id`, `locator` or `url`.
 
-    Blank lines, and lines that begin with `#`, are passed over.
+    Blank lines and lines that begin with `#` are skipped.
 
     Raises:
-        TakedownError: it cannot be read, names nothing, or a JSON line has none of the keys.
+        TakedownError: the file cannot be read, is empty, or a JSON line has none of the keys.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -69,16 +68,16 @@ def read_list(path: Path) -> list[str]:
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if text and not text.startswith("#"):
-            found[_named(path, number, text) if text.startswith("{") else text] = None
-    if not found:
+            names[_parse_json_line(path, number, text) if text.startswith("{") else text] = None
+    if not names:
         raise TakedownError(
             f"{path}: names no document; write an id, a locator or an address a line, or JSON "
             f"lines with one of {', '.join(LIST_KEYS)}"
         )
-    return list(found)
+    return list(names)
 
 
-def _named(path: Path, number: int, text: str) -> str:
+def _parse_json_line(path: Path, number: int, text: str) -> str:
     try:
         entry = json.loads(text)
     except ValueError as error:
@@ -89,43 +88,44 @@ def _named(path: Path, number: int, text: str) -> str:
     return str(name)
 
 
-def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
-    """The documents that a list names.
+def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+    """Find the documents that a list names.
 
-    An address finds every document of it, also where a locator has the id of a WARC record behind it, or where the
-    metadata has the address.
+    A URL matches every document with it, as its locator (with or without a WARC record id) or in its metadata.
 
     Returns:
-        id -> `source`, `locator` and `shard` (the document shard); and what fits none.
+        id -> `source`, `locator` and `shard` (the document shard); and the names that match no document.
     """
-    ids = {bytes.fromhex(one): one for one in wanted if _is_id(one)}
-    places = {one for one in wanted if not _is_id(one)}
-    addresses = pa.array(sorted(one for one in places if "://" in one), pa.string())
-    found: dict[bytes, dict[str, Any]] = {}
-    met: set[str] = set()
+    ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
+    locators = {name for name in names if not _is_id(name)}
+    addresses = pa.array(sorted(name for name in locators if "://" in name), pa.string())
+    documents: dict[bytes, dict[str, Any]] = {}
+    matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
         table = read_documents(corpus, shard, ["id", "source", "locator", *(["metadata"] if len(addresses) else [])])
         table = table.append_column("url", urls_of(table) if len(addresses) else pa.nulls(len(table), pa.string()))
-        plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
-        by_place = pa.array(sorted(places), pa.string())
-        hit = pc.or_(
+        plain_locators = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
+        locator_array = pa.array(sorted(locators), pa.string())
+        matches = pc.or_(
             pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
-            pc.or_(pc.is_in(table["locator"], value_set=by_place), pc.is_in(plain, value_set=by_place)),
+            pc.or_(
+                pc.is_in(table["locator"], value_set=locator_array), pc.is_in(plain_locators, value_set=locator_array)
+            ),
         )
-        hit = pc.or_(hit, pc.is_in(table["url"], value_set=addresses))
-        for row in table.filter(hit).to_pylist():
-            found[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
-            met |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"]), row["url"]}
-    return found, [one for one in wanted if one not in met]
+        matches = pc.or_(matches, pc.is_in(table["url"], value_set=addresses))
+        for row in table.filter(matches).to_pylist():
+            documents[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
+            matched_names |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"]), row["url"]}
+    return documents, [name for name in names if name not in matched_names]
 
 
-def none_there(wanted: Sequence[str]) -> TakedownError:
-    """What to raise where a list names nothing that is here."""
-    shown = ", ".join(wanted[:SHOWN_NAMES]) + (" ..." if len(wanted) > SHOWN_NAMES else "")
+def none_there(names: Sequence[str]) -> TakedownError:
+    """Build the error for a list without any existing document."""
+    listing = ", ".join(names[:SHOWN_NAMES]) + (" ..." if len(names) > SHOWN_NAMES else "")
     return TakedownError(
-        f"none of the {len(wanted)} documents is there: {shown}"
-        if len(wanted) > 1
-        else f"there is no such document: {shown}"
+        f"none of the {len(names)} documents exists: {listing}"
+        if len(names) > 1
+        else f"there is no such document: {listing}"
     )
 
 
@@ -134,77 +134,77 @@ def _is_id(text: str) -> bool:
 
 
 def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
-    """The duplicates in the documents' clusters, and what `dedup` kept in their places."""
-    own, found = set(documents), set[bytes]()
+    """Return the duplicates in the documents' clusters, and the survivors that `dedup` kept of them."""
+    targets, related = set(documents), set[bytes]()
     for step in annotation_stages(inputs):
         if (inputs[step] / CLUSTERS).exists():
-            found |= _of_clusters(inputs, step, own)
-    return found - own
+            related |= _cluster_members(inputs, step, targets)
+    return related - targets
 
 
-def _of_clusters(inputs: Mapping[str, Path], step: str, own: set[bytes]) -> set[bytes]:
-    """Who is in the clusters of some documents, those documents too, as one step has found them."""
+def _cluster_members(inputs: Mapping[str, Path], step: str, documents: set[bytes]) -> set[bytes]:
+    """Return the members and survivors of the documents' clusters in one step, including the documents."""
     clusters: set[bytes] = set()
     for shard in shard_names(inputs[INGEST]):
-        found = read_matching_ids(inputs[step] / shard, own)
-        clusters |= {one for one in found["cluster"].to_pylist() if one is not None}
+        rows = read_matching_ids(inputs[step] / shard, documents)
+        clusters |= {id_ for id_ in rows["cluster"].to_pylist() if id_ is not None}
     members = read_matching(inputs[step] / CLUSTERS, "cluster", list(clusters), ["survivor", "member"])
-    return {one for column in members.columns for one in column.to_pylist() if one is not None}
+    return {id_ for column in members.columns for id_ in column.to_pylist() if id_ is not None}
 
 
 def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
-    """The `cluster` of some documents of an annotation table, which is not sorted by id."""
+    """Read the `cluster` of some documents from an annotation table, which is not sorted by id."""
     table = read_table(path, ["id", "cluster"])
     return table.filter(pc.is_in(table["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))
 
 
-def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> dict[str, Any]:
-    """What holds some documents, and which checkpoints know them.
+def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dict[str, Any]:
+    """Assess the effects of a take-down: outputs that hold the documents, and checkpoints trained on them.
 
     Args:
         session: the opened manifest; if it trains, its mixture must be packed.
-        wanted: ids, locators and addresses.
+        names: ids, locators and URLs.
         with_duplicates: take their near-duplicates down too.
 
     Returns:
-        `documents`, `near_duplicates` and `generated`, what was written from those that go (each with id, source,
-        locator, shard), `examples`, prompts that are listed and all that was made from what goes in sets of examples
-        (each with id and set), `not_found`, `excluded` (ids), `answers` of models about them (and `unknown_answers`,
-        see `forget_answers`), and what is affected: `document_shards`, `packed_shards`, `rows`, `validation_rows` (per
-        source), `first_step`, `steps_done`, `checkpoints` (`clean`, `affected`), `last_clean` (a step or None),
-        `models` (trainings that are affected, and later stages that were made from these).
+        `documents`, `near_duplicates` and `generated`, documents written from them (each with id, source, locator,
+        shard), `examples`: listed prompts and examples derived from the documents (each with id and set), `not_found`,
+        `excluded` (ids), `answers` of models about them (and `unknown_answers`, see `forget_answers`), and the effects:
+        `document_shards`, `packed_shards`, `rows`, `validation_rows` (per source), `first_step`, `steps_done`,
+        `checkpoints` (`clean`, `affected`), `last_clean` (a step or None), `models` (affected trainings, and later
+        stages made from them).
 
     Raises:
         TraceError: the mixture that this manifest trains on is not packed.
-        TakedownError: none of the documents, or prompts, is there.
+        TakedownError: none of the documents or prompts exists.
     """
     inputs = committed_inputs(session, session.plan)
     reading = reading_of(session) if PRETRAIN in session.plan else None
     packed = PackedSet(inputs[MIX]) if MIX in inputs else None
-    found, not_found = _documents(inputs, wanted)
-    known = {one for one, _ in in_sets(session, [bytes.fromhex(one) for one in not_found if _is_id(one)])}
-    not_found = [one for one in not_found if not _is_id(one) or bytes.fromhex(one) not in known]
-    if not found and not known:
-        raise none_there(wanted)
-    near = near_duplicates(inputs, found) if found else set()
-    others, _ = _documents(inputs, [one.hex() for one in near])
-    gone = {**found, **(others if with_duplicates else {})}
-    family = descendants(inputs, {*gone, *known})
-    children, _ = _documents(inputs, sorted(one.hex() for one in family))
-    excluded, examples = {**gone, **children}, in_sets(session, {*known, *gone, *family})
+    documents, not_found = _find_if_ingested(inputs, names)
+    known_examples = {id_ for id_, _ in in_sets(session, [bytes.fromhex(id_) for id_ in not_found if _is_id(id_)])}
+    not_found = [id_ for id_ in not_found if not _is_id(id_) or bytes.fromhex(id_) not in known_examples]
+    if not documents and not known_examples:
+        raise none_there(names)
+    duplicate_ids = near_duplicates(inputs, documents) if documents else set()
+    duplicates, _ = _find_if_ingested(inputs, [id_.hex() for id_ in duplicate_ids])
+    removed = {**documents, **(duplicates if with_duplicates else {})}
+    derived = descendants(inputs, {*removed, *known_examples})
+    children, _ = _find_if_ingested(inputs, sorted(id_.hex() for id_ in derived))
+    excluded, examples = {**removed, **children}, in_sets(session, {*known_examples, *removed, *derived})
     rows, held_out = _rows_of(packed, list(excluded))
     first = min(reading.steps_that_read(rows), default=None) if reading is not None and len(rows) else None
-    ids = sorted(one.hex() for one in {*excluded, *(one for one, _ in examples)})
-    told = forget_answers(session.store.root / ANSWERS, ids, remove=False)
+    ids = sorted(id_.hex() for id_ in {*excluded, *(id_ for id_, _ in examples)})
+    answers = forget_answers(session.store.root / ANSWERS, ids, remove=False)
     return {
-        "documents": _listed(found),
-        "near_duplicates": _listed(others),
-        "generated": _listed(children),
+        "documents": _sorted_entries(documents),
+        "near_duplicates": _sorted_entries(duplicates),
+        "generated": _sorted_entries(children),
         "not_found": not_found,
-        "examples": [{"id": one.hex(), "set": name} for one, name in examples],
+        "examples": [{"id": id_.hex(), "set": name} for id_, name in examples],
         "excluded": ids,
-        "answers": told["answers"],
-        "unknown_answers": told["unknown"],
+        "answers": answers["answers"],
+        "unknown_answers": answers["unknown"],
         "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
         "packed_shards": [] if packed is None else packed.shards_of(rows),
         "rows": rows.tolist(),
@@ -213,13 +213,15 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     }
 
 
-def _documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
-    """`find_documents`, also where there are none at all."""
-    return find_documents(inputs, wanted) if INGEST in inputs and wanted else ({}, list(wanted))
+def _find_if_ingested(
+    inputs: Mapping[str, Path], names: Sequence[str]
+) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+    """Call `find_documents` if anything is ingested."""
+    return find_documents(inputs, names) if INGEST in inputs and names else ({}, list(names))
 
 
 def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The training rows that hold some documents, and the held-out ones by source."""
+    """Return the training rows that hold some documents, and the held-out rows by source."""
     if packed is None:
         return np.zeros(0, np.int64), {}
     return (
@@ -231,8 +233,8 @@ def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.n
     )
 
 
-def _listed(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{"id": one.hex(), **entry} for one, entry in sorted(documents.items())]
+def _sorted_entries(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"id": id_.hex(), **entry} for id_, entry in sorted(documents.items())]
 
 
 def _state_of_training(session: Session, reading: Reading | None, first: int | None, sets: set[str]) -> dict[str, Any]:
@@ -247,78 +249,77 @@ def _state_of_training(session: Session, reading: Reading | None, first: int | N
         "last_clean": max(clean, default=None),
         "models": [
             name
-            for name in _after(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
+            for name in _affected_stages(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
             if session.committed(name) is not None
         ],
     }
 
 
-def _after(session: Session, trainings: set[str], sets: set[str]) -> list[str]:
-    """Some trainings, those that read some sets of examples, and all stages that read what these made, however
-    indirectly."""
-    found, reads = set(trainings), set(sets)
+def _affected_stages(session: Session, trainings: set[str], sets: set[str]) -> list[str]:
+    """Return the given trainings, trainings on the given example sets, and all stages that depend on them."""
+    affected, examples_read = set(trainings), set(sets)
     for name, node in session.plan.items():
-        reads |= {name} if reads & node.inputs.keys() else set()
-        if found & node.inputs.keys() or (name in reads and node.stage.trains):
-            found.add(name)
-    return [name for name in session.plan if name in found]
+        examples_read |= {name} if examples_read & node.inputs.keys() else set()
+        if affected & node.inputs.keys() or (name in examples_read and node.stage.trains):
+            affected.add(name)
+    return [name for name in session.plan if name in affected]
 
 
 def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
-    """Which of some ids are prompts or examples of which sets that a model has written."""
-    found: set[tuple[bytes, str]] = set()
-    wanted = list(ids)
+    """Return (id, set) for the ids that are prompts or examples of generated sets."""
+    pairs: set[tuple[bytes, str]] = set()
+    id_list = list(ids)
     for name in session.manifest.examples:
         folder = session.committed(output_name(name))
-        if folder is None or not wanted:
+        if folder is None or not id_list:
             continue
         for column in ("parent", "child"):
-            hits = read_matching(folder.data / LINEAGE, column, wanted, [column])[column].to_pylist()
-            found |= {(one, name) for one in hits}
-    return sorted(found)
+            hits = read_matching(folder.data / LINEAGE, column, id_list, [column])[column].to_pylist()
+            pairs |= {(id_, name) for id_ in hits}
+    return sorted(pairs)
 
 
-def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
+def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, Any]:
     """Write the list and the manifest that continues without these documents, keep the last clean checkpoint, and
-    forget what models have answered about them.
+    delete answers of models about them.
 
-    `NAME-takedown.ids` and `NAME-takedown.yaml` lie beside the manifest; the checkpoint is linked (or copied) to
-    STORE/takedown, where no training deletes it. A manifest that mixes nothing and makes no examples of them has no key
-    for the list: it gets no successor.
+    `NAME-takedown.ids` and `NAME-takedown.yaml` are written beside the manifest; the checkpoint is linked (or copied)
+    to STORE/takedown, where no training deletes it. A manifest without a mixture and without examples derived from the
+    documents has no key for the list, so no new manifest is written.
 
     Returns:
-        `manifest` (or None), `list`, and `checkpoint` (None where training has to start over).
+        `manifest` (or None), `list`, and `checkpoint` (None if training must start over).
 
     Raises:
-        TakedownError: a file is there already that says something else.
+        TakedownError: an output file exists with other content.
     """
     file = Path(session.manifest_file)
-    listed, manifest = (file.with_name(f"{file.stem}-takedown.{end}") for end in ("ids", "yaml"))
-    mix, sets = session.manifest.mix, sorted({one["set"] for one in found["examples"]})
-    lists = [one.exclude for one in (mix, *(session.manifest.examples[name] for name in sets)) if one is not None]
-    earlier = {line.strip() for one in lists if one is not None for line in Path(one).read_text().splitlines()}
-    ids = sorted({*found["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
-    checkpoint = None if found["last_clean"] is None else keep_checkpoint(session, found["last_clean"])
-    values: dict[tuple[str, ...], Any] = {} if mix is None else {(MIX, "exclude"): listed.name}
-    values |= {("examples", name, "exclude"): listed.name for name in sets}
+    list_file, manifest = (file.with_name(f"{file.stem}-takedown.{end}") for end in ("ids", "yaml"))
+    mix, sets = session.manifest.mix, sorted({entry["set"] for entry in takedown["examples"]})
+    lists = [entry.exclude for entry in (mix, *(session.manifest.examples[name] for name in sets)) if entry is not None]
+    earlier = {line.strip() for entry in lists if entry is not None for line in Path(entry).read_text().splitlines()}
+    ids = sorted({*takedown["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
+    checkpoint = None if takedown["last_clean"] is None else keep_checkpoint(session, takedown["last_clean"])
+    values: dict[tuple[str, ...], Any] = {} if mix is None else {(MIX, "exclude"): list_file.name}
+    values |= {("examples", name, "exclude"): list_file.name for name in sets}
     if checkpoint is not None:
         values[PRETRAIN, "continue_from"] = str(checkpoint)
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values) if values else None
-    write_once(listed, "".join(f"{one}\n" for one in ids))
+    write_once(list_file, "".join(f"{entry}\n" for entry in ids))
     if text is not None:
         parse_manifest(text, str(manifest))
         write_once(manifest, text)
-    _remember(session.store.root, found["excluded"])
-    forget_answers(session.store.root / ANSWERS, found["excluded"], remove=True)
+    _remember(session.store.root, takedown["excluded"])
+    forget_answers(session.store.root / ANSWERS, takedown["excluded"], remove=True)
     return {
         "manifest": None if text is None else str(manifest),
-        "list": str(listed),
+        "list": str(list_file),
         "checkpoint": None if checkpoint is None else str(checkpoint),
     }
 
 
 def forget_taken_down(root: Path, remove: bool) -> int:
-    """Forget what models have answered about documents that were taken down from a store; how many answers that is."""
+    """Delete answers of models about documents taken down from a store, and return their number."""
     ids = _taken_down(root)
     return forget_answers(root / ANSWERS, ids, remove)["answers"] if ids else 0
 
@@ -331,22 +332,21 @@ def _taken_down(root: Path) -> set[str]:
 def _remember(root: Path, ids: Iterable[str]) -> None:
     (root / "takedown").mkdir(parents=True, exist_ok=True)
     with atomic_write(root / "takedown" / TAKEN_DOWN) as sink:
-        sink.write("".join(f"{one}\n" for one in sorted({*_taken_down(root), *ids})).encode())
+        sink.write("".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})).encode())
 
 
 def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:
-    """Put a checkpoint into a folder of the store where no training deletes it; its files are the same ones where the
-    file system allows."""
+    """Hard-link (or copy) a checkpoint into a folder of the store where no training deletes it."""
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
     target = session.store.root / folder / session.plan[PRETRAIN].fingerprint[:16] / source.name
     if not (target / "complete.json").exists():
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns("complete.json"))
+        shutil.copytree(source, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns("complete.json"))
         shutil.copy2(source / "complete.json", target / "complete.json")
     return target
 
 
-def _link(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:
@@ -354,11 +354,7 @@ def _link(source: str, target: str) -> None:
 
 
 def write_once(path: Path, text: str) -> None:
-    """Write a file, unless it is there already and says the same.
-
-    Raises:
-        TakedownError: it says something else.
-    """
+    """Write a file; raise TakedownError if it exists with other content."""
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise TakedownError(f"{path} exists with other content; move it away first")
     with atomic_write(path) as sink:

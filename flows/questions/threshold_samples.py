@@ -1,4 +1,4 @@
-"""The documents on both sides of each rule's cut, from what the stages measured."""
+"""Sample documents on both sides of each rule's threshold, from stored measurements."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gristmill.mixtures.sources import INGEST
 MOST_RULES = 8
 SAMPLES = 3
 MOST_SHARDS = 50
-"""So many shards, spread evenly, are looked at: a report shows examples, `gristmill whatif` looks at all."""
+"""Number of shards, spread evenly, that a report samples; `gristmill whatif` reads all."""
 EXCERPT_CHARS = 160
 Found = tuple[float, str, int, float]
-"""Distance to the cut, shard, row, measured value."""
+"""Distance to the threshold, shard, row, measured value."""
 
 
 def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
-    """The replayable rules of every committed preparing stage, in the order of the pipeline."""
+    """Return the replayable rules of every committed preparing stage, in pipeline order."""
     shards = shard_names(inputs[INGEST])
     return {
         name: rules_of(
@@ -44,20 +44,20 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
 def describe_cuts(
     session: Session, inputs: Mapping[str, Path], summaries: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The rules that dropped most: bound, histogram of the statistic, and the documents next to the cut.
+    """Describe the rules that dropped most: bound, histogram of the statistic, and documents next to the threshold.
 
     Returns:
         per rule: `rule`, `key`, `statistic`, `bound`, `dropped`, `histogram` (or None), `failing`, `passing`.
     """
-    found = []
+    dropping = []
     for stage, rules in stored_rules(session, inputs).items():
         for rule in rules:
             dropped = rule.dropped(summaries[stage])
             if dropped and isinstance(rule.bound, int | float):
-                found.append((dropped, stage, rule))
-    found = sorted(found, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
-    samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
-    shown = show(inputs, samples)
+                dropping.append((dropped, stage, rule))
+    dropping = sorted(dropping, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
+    samples = _sample(inputs, {stage: rules_of_stage(dropping, stage) for _, stage, _ in dropping})
+    excerpts = show(inputs, samples)
     return [
         {
             "rule": rule.label,
@@ -66,34 +66,34 @@ def describe_cuts(
             "bound": rule.bound,
             "dropped": count,
             "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
-            **shown[rule.label],
+            **excerpts[rule.label],
         }
-        for count, stage, rule in found
+        for count, stage, rule in dropping
     ]
 
 
-def rules_of_stage(found: list[tuple[int, str, Rule]], stage: str) -> list[Rule]:
-    """The rules of one stage among those that were found."""
-    return [rule for _, of_stage, rule in found if of_stage == stage]
+def rules_of_stage(dropping: list[tuple[int, str, Rule]], stage: str) -> list[Rule]:
+    """Return the rules of one stage."""
+    return [rule for _, of_stage, rule in dropping if of_stage == stage]
 
 
 def _sample(inputs: Mapping[str, Path], rules: Mapping[str, list[Rule]]) -> dict[str, dict[str, list[Found]]]:
     samples: dict[str, dict[str, list[Found]]] = {}
     shards = shard_names(inputs[INGEST])
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
-        for stage, wanted in rules.items():
-            verdicts, _ = judge_shard(inputs, shard, stage, wanted, wanted)
-            for rule in wanted:
+        for stage, rules_of_one in rules.items():
+            verdicts, _ = judge_shard(inputs, shard, stage, rules_of_one, rules_of_one)
+            for rule in rules_of_one:
                 sides = samples.setdefault(rule.label, {"failing": [], "passing": []})
                 merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
     return samples
 
 
 def merge_nearest(
-    sides: dict[str, list[Found]], shard: str, found: Mapping[str, list[tuple[float, int, float]]], most: int
+    sides: dict[str, list[Found]], shard: str, nearest_in_shard: Mapping[str, list[tuple[float, int, float]]], most: int
 ) -> None:
-    """Take a shard's nearest documents into those of all shards."""
-    for side, entries in found.items():
+    """Merge a shard's nearest documents into those of all shards."""
+    for side, entries in nearest_in_shard.items():
         merged = [*sides[side], *((distance, shard, row, value) for distance, row, value in entries)]
         sides[side] = sorted(merged)[:most]
 
@@ -101,23 +101,23 @@ def merge_nearest(
 def show(
     inputs: Mapping[str, Path], samples: Mapping[str, Mapping[str, Sequence[Found]]]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Documents in a few words, in the place of each of the samples: id, source, locator, the measured value, and how
-    its text begins. Each shard is read once.
+    """Replace each sample by a description of its document: id, source, locator, measured value, and the beginning of
+    its text. Each shard is read once.
     """
-    shown = {}
+    descriptions = {}
     places = {(shard, row) for sides in samples.values() for side in sides.values() for _, shard, row, _ in side}
     for shard, rows in by_shard(places).items():
         documents = read_document_rows(inputs, shard, rows, ["id", "source", "locator", "text"]).to_pylist()
-        for row, one in zip(rows, documents, strict=True):
-            shown[shard, row] = {
-                "id": one["id"].hex(),
-                "source": one["source"],
-                "locator": one["locator"],
-                "excerpt": " ".join(one["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS],
+        for row, document in zip(rows, documents, strict=True):
+            descriptions[shard, row] = {
+                "id": document["id"].hex(),
+                "source": document["source"],
+                "locator": document["locator"],
+                "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS],
             }
     return {
         name: {
-            side: [{**shown[shard, row], "value": value} for _, shard, row, value in entries]
+            side: [{**descriptions[shard, row], "value": value} for _, shard, row, value in entries]
             for side, entries in sides.items()
         }
         for name, sides in samples.items()
@@ -125,5 +125,5 @@ def show(
 
 
 def by_shard(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """The rows of each shard, in their order."""
+    """Group rows by shard, in order."""
     return {shard: [row for _, row in rows] for shard, rows in itertools.groupby(sorted(places), itemgetter(0))}

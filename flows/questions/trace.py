@@ -1,4 +1,4 @@
-"""What a training step read, which steps read a document, and where two trainings read apart."""
+"""Rows and documents of a training step, steps that read a document, and the first difference of two trainings."""
 
 from __future__ import annotations
 
@@ -29,47 +29,49 @@ from gristmill.train.loop.batch_plan import extend_digest
 
 
 def trace_step(session: Session, step: int, stage: str = PRETRAIN, rank: int | None = None) -> dict[str, Any]:
-    """The rows and documents of a training step.
+    """Return the rows and documents of a training step.
 
     Args:
         session: the opened manifest.
         step: counted from 1, as in the metrics.
-        stage: a training whose steps can be traced.
-        rank: only the rows, or the answers, of this process, of the `engine.ranks` there are.
+        stage: a training stage.
+        rank: restrict to the rows, or the answers, of this rank; all ranks if None.
 
     Raises:
-        TraceError: the manifest does not train, has fewer steps or ranks, or its data is not made yet.
+        TraceError: the manifest does not train, has fewer steps or ranks, or its data does not exist yet.
     """
     reading = reading_of(session, stage)
     rows, ranks = reading.rows(step), session.manifest.engine.num_ranks
-    share, shares = (0, 1) if rank is None else share_of_rank(session, reading, rank)
-    answers = answers_of_step(reading, step, share, shares) if session.plan[stage].stage.rows == "prompts" else None
-    # As train.loop.stream.micro_batches deals them out; in reinforcement learning it deals out answers.
-    rows = rows[share::shares] if answers is None else rows
-    found: dict[str, Any] = {
+    rank_share, num_shares = (0, 1) if rank is None else share_of_rank(session, reading, rank)
+    answers = (
+        answers_of_step(reading, step, rank_share, num_shares) if session.plan[stage].stage.rows == "prompts" else None
+    )
+    # Same split as train.loop.stream.micro_batches, which splits answers in reinforcement learning.
+    rows = rows[rank_share::num_shares] if answers is None else rows
+    trace: dict[str, Any] = {
         "stage": stage,
         "step": step,
         "use": reading.use(step, reading.steps_done()),
         "rank": rank,
         "ranks": ranks,
         "rows": rows.tolist(),
-        "checkpoints_after": [one for one in reading.checkpoints() if one >= step],
+        "checkpoints_after": [example for example in reading.checkpoints() if example >= step],
     }
     if answers is not None:
-        return {**found, "examples": [reading.examples[row][0] for row in rows.tolist()], "answers": answers}
+        return {**trace, "examples": [reading.examples[row][0] for row in rows.tolist()], "answers": answers}
     if reading.packed is None:
-        packed = [(row, one) for row in rows.tolist() for one in reading.examples[row]]
-        return {**found, "examples": [one for _, one in packed], "rows_of_examples": [row for row, _ in packed]}
+        packed = [(row, example) for row in rows.tolist() for example in reading.examples[row]]
+        return {**trace, "examples": [example for _, example in packed], "rows_of_examples": [row for row, _ in packed]}
     inputs = committed_inputs(session, session.plan)
     documents = documents_of_rows(reading, inputs, rows)
-    return {**found, "tokens": sum(entry["tokens"] for entry in documents), "documents": documents}
+    return {**trace, "tokens": sum(entry["tokens"] for entry in documents), "documents": documents}
 
 
 def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, int]:
-    """Which share of each batch a process computes, and of how many.
+    """Return (share, number of shares): the share of each batch that a rank computes.
 
     Raises:
-        TraceError: there is no such process.
+        TraceError: the rank does not exist.
     """
     engine = session.manifest.engine
     if not 0 <= rank < engine.num_ranks:
@@ -85,7 +87,7 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
 
 
 def documents_of_rows(reading: Reading, inputs: Mapping[str, Path], rows: np.ndarray) -> list[dict[str, Any]]:
-    """The documents in some rows, those with the most tokens first: what is known of each, its tokens, rows, copies."""
+    """Describe the documents in some rows with their tokens, rows and copies, most tokens first."""
     assert reading.packed is not None
     pieces = reading.packed.pieces(rows)
     described = describe_documents(reading.packed, inputs, set(pieces["id"].to_pylist()))
@@ -107,35 +109,37 @@ def _pylist(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def trace_document(session: Session, wanted: str) -> dict[str, Any]:
-    """Everything that became of one document, or of one example of the fine-tuning stages.
+def trace_document(session: Session, query: str) -> dict[str, Any]:
+    """Trace one document, or one example of the fine-tuning stages, through training.
 
     Args:
         session: the opened manifest.
-        wanted: a document's id, its first digits, or its locator; or an example's id or its first digits.
+        query: a document's id, its first digits, or its locator; or an example's id or its first digits.
 
     Returns:
-        `kind` (document or example), `id`, `outcome` and what is known of it; `steps`: those that read it, each with
-        its stage, `use` (read, or will read) and rows; `checkpoints_after`: those of these stages that know it.
+        `kind` (document or example), `id`, `outcome` and its description; `steps` that read it, each with
+        its stage, `use` (read, or will read) and rows; `checkpoints_after`: checkpoints whose training read it.
 
     Raises:
-        DocumentNotFoundError: no document or example fits, or more than one.
+        DocumentNotFoundError: no document or example matches, or several do.
     """
-    examples = _trace_example(session, wanted)
+    examples = _trace_example(session, query)
     if examples is not None:
         return {**examples, **_family_of(session, examples["id"])}
-    found = history(session, wanted)
-    mix = found.get(MIX)
-    family: dict[str, Any] = {relation: found[relation] for relation in ("parents", "children") if relation in found}
+    document = history(session, query)
+    mix = document.get(MIX)
+    family: dict[str, Any] = {
+        relation: document[relation] for relation in ("parents", "children") if relation in document
+    }
     traced: dict[str, Any] = {
         "kind": "document",
-        **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
+        **{key: document[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
         "steps": [],
         "checkpoints_after": [],
         **family,
     }
     if mix is None:
-        traced["stages"] = found["stages"]
+        traced["stages"] = document["stages"]
         return traced
     traced |= {
         "use": mix["use"],
@@ -150,20 +154,22 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
 
 
 def _family_of(session: Session, example: str) -> dict[str, Any]:
-    """What an example that a model has written was made from, and what was made from it."""
-    inputs, own = committed_inputs(session, session.plan), bytes.fromhex(example)
-    family = {"parents": parents(inputs, own), "children": descendants(inputs, [own])}
+    """Return the parents and children of a generated example."""
+    inputs, id_ = committed_inputs(session, session.plan), bytes.fromhex(example)
+    family = {"parents": parents(inputs, id_), "children": descendants(inputs, [id_])}
     return (
-        {relation: sorted(one.hex() for one in ids) for relation, ids in family.items()} if any(family.values()) else {}
+        {relation: sorted(relative.hex() for relative in ids) for relation, ids in family.items()}
+        if any(family.values())
+        else {}
     )
 
 
 def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
-    """The steps that read some rows, and the checkpoints that were written after the first of them."""
+    """Return the steps that read some rows, and the checkpoints written after the first of them."""
     read, done = reading.steps_that_read(np.array(sorted(set(rows)), dtype=np.int64)), reading.steps_done()
     steps = [
-        {"stage": reading.stage, "step": step, "use": reading.use(step, done), "rows": which}
-        for step, which in read.items()
+        {"stage": reading.stage, "step": step, "use": reading.use(step, done), "rows": rows_read}
+        for step, rows_read in read.items()
     ]
     first = min(read, default=None)
     after = (
@@ -174,9 +180,9 @@ def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
     return {"steps": steps, "checkpoints_after": after}
 
 
-def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
-    """What became of a fine-tuning example; None where no stage has one by that id."""
-    found: dict[str, Any] | None = None
+def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
+    """Trace a fine-tuning example; None if no stage has one with that id."""
+    trace: dict[str, Any] | None = None
     for stage, node in session.plan.items():
         if node.stage.rows in (None, "documents") or not any(
             (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)
@@ -184,57 +190,57 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
             continue
         reading = reading_of(session, stage)
         hits = {
-            one
+            id_
             for row in reading.examples
-            for one in row
-            if one == wanted.lower() or (len(wanted) >= 4 and one.startswith(wanted.lower()))
+            for id_ in row
+            if id_ == query.lower() or (len(query) >= 4 and id_.startswith(query.lower()))
         }
         if len(hits) > 1:
             raise DocumentNotFoundError(
-                f"{len(hits)} examples of {stage} fit {wanted!r}; give more digits: {', '.join(sorted(hits)[:5])}"
+                f"{len(hits)} examples of {stage} fit {query!r}; give more digits: {', '.join(sorted(hits)[:5])}"
             )
         if not hits:
             continue
         (example,) = hits
         rows = [row for row, ids in enumerate(reading.examples) if example in ids]
         described = describe_reading(reading, rows)
-        if found is None:
-            found = {"kind": "example", "id": example, "outcome": "trained", "steps": [], "checkpoints_after": []}
-        found["steps"] += described["steps"]
-        found["checkpoints_after"] += described["checkpoints_after"]
-    return found
+        if trace is None:
+            trace = {"kind": "example", "id": example, "outcome": "trained", "steps": [], "checkpoints_after": []}
+        trace["steps"] += described["steps"]
+        trace["checkpoints_after"] += described["checkpoints_after"]
+    return trace
 
 
-def other_reading(session: Session, other: str) -> Reading:
-    """The pre-training that a manifest's file, or the name of a run in the session's store, stands for.
+def other_reading(session: Session, name: str) -> Reading:
+    """Return the pre-training of a manifest file, or of a run in the session's store.
 
     Raises:
-        TraceError: it is neither, or has not begun to train.
+        TraceError: no such manifest or run exists, or its training has not started.
     """
-    if Path(other).exists():
-        return reading_of(open_session(other, [], session.store_option))
+    if Path(name).exists():
+        return reading_of(open_session(name, [], session.store_option))
     runs = {folder.name: record for folder, record in read_runs(session.store)}
-    if other not in runs:
+    if name not in runs:
         raise TraceError(
-            f"{other!r} is neither a manifest nor a run of {session.store.root}; runs are "
+            f"{name!r} is neither a manifest nor a run of {session.store.root}; runs are "
             f"{', '.join(runs) or 'none'} (gristmill runs lists them)"
         )
-    stage = runs[other]["stages"].get(PRETRAIN)
+    stage = runs[name]["stages"].get(PRETRAIN)
     if stage is None:
-        raise TraceError(f"the run {other} does not pre-train")
-    return reading_of_folder(session.store.folder(PRETRAIN, runs[other]["name"], stage["fingerprint"]))
+        raise TraceError(f"the run {name} does not pre-train")
+    return reading_of_folder(session.store.folder(PRETRAIN, runs[name]["name"], stage["fingerprint"]))
 
 
 def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
-    """From which step on two pre-trainings read other tokens.
+    """Find the first step at which two pre-trainings read different tokens.
 
-    Their recorded digests, which speak of content, narrow it down to the steps between two records; in there rows are
-    compared: by number where both read the same set, else token by token.
+    The recorded digests of contents narrow the search to the steps between two records; there, rows are compared: by
+    number if both read the same set, else token by token.
 
     Returns:
-        `first_difference` (a step, or None where all steps that both have are the same), `same_steps`, `steps` (of
-        each), `same_set`, `recorded` (the last step at which the records agree, and the first at which they differ),
-        `attested` (of each: whether its newest record is what its order gives; None where it has none).
+        `first_difference` (a step, or None if all common steps are equal), `same_steps`, `steps` (of each),
+        `same_set`, `recorded` (the last step at which the records agree, and the first at which they differ),
+        `attested` (of each: True if its newest record matches its order, None without a record).
     """
     assert ours.packed is not None
     assert theirs.packed is not None
@@ -244,14 +250,14 @@ def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
     agree = max((step for step in common if records[0][step] == records[1][step]), default=None)
     differ = min((step for step in common if records[0][step] != records[1][step]), default=None)
     same_set = ours.fingerprint == theirs.fingerprint
-    # Digests of different sets differ from the beginning, whatever the rows hold: they narrow nothing down.
+    # Digests of different sets always differ, whatever the rows hold, and do not narrow the search.
     end = last if differ is None or not same_set else differ
-    found = next(
+    first_difference = next(
         (step for step in range((agree or 0) + 1, end + 1) if not _same_step(ours, theirs, step, same_set)), None
     )
     return {
-        "first_difference": found,
-        "same_steps": last if found is None else found - 1,
+        "first_difference": first_difference,
+        "same_steps": last if first_difference is None else first_difference - 1,
         "steps": [ours.section.steps, theirs.section.steps],
         "same_set": same_set,
         "sets": [ours.fingerprint, theirs.fingerprint],
@@ -265,16 +271,16 @@ def _digests(reading: Reading) -> dict[int, str]:
 
 
 def _same_step(ours: Reading, theirs: Reading, step: int, same_set: bool) -> bool:
-    mine, others = ours.rows(step), theirs.rows(step)
-    if same_set or len(mine) != len(others):
-        return np.array_equal(mine, others)
+    our_rows, their_rows = ours.rows(step), theirs.rows(step)
+    if same_set or len(our_rows) != len(their_rows):
+        return np.array_equal(our_rows, their_rows)
     assert ours.packed is not None
     assert theirs.packed is not None
-    return np.array_equal(ours.packed.read(mine), theirs.packed.read(others))
+    return np.array_equal(ours.packed.read(our_rows), theirs.packed.read(their_rows))
 
 
 def _is_attested(reading: Reading, record: dict[int, str]) -> bool | None:
-    """Whether the newest recorded digest is what the set and the order give."""
+    """Return True if the newest recorded digest matches the set and the order, None without a record."""
     if not record:
         return None
     newest = max(record)

@@ -1,8 +1,8 @@
-"""Which passages of a text stand word for word in the training rows, from which documents, and who read them.
+"""Passages of a text that occur verbatim in the training rows, with their documents and the steps that read them.
 
-The text is encoded as documents are, by the run's own tokenizer, in several ways: as it is given, with a blank before
-it, and each without the white space at its end, as the tokens at its borders depend on what stood there in a document.
-OLMoTrace (Liu et al. 2025) shows the same of OLMo: maximal passages, longest first.
+The text is encoded by the run's own tokenizer in several variants, with and without a leading space and trailing white
+space, because tokens at its borders depend on the surrounding text of a document. OLMoTrace (Liu et al. 2025) shows the
+same for OLMo: maximal passages, longest first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.tokenize.text_index import OpenIndex
 
 MOST_SPANS, MOST_PLACES = 20, 3
-"""Passages that are described, the longest ones, and places of each, those in the first rows."""
+"""Number of passages described, longest first, and of places of each, first rows first."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A passage: characters [begin, end) of the text, its tokens, and where it stands (row x L + start)."""
+    """A passage: characters [begin, end) of the text, its number of tokens, and its places (row * L + start)."""
 
     begin: int
     end: int
@@ -38,25 +38,25 @@ class Span:
 
 
 def trace_text(session: Session, text: str) -> dict[str, Any]:
-    """The longest passages of a text that stand in the training rows.
+    """Find the longest passages of a text that occur in the training rows.
 
     Args:
         session: the opened manifest.
-        text: as a model wrote it, say.
+        text: any text, such as the output of a model.
 
     Returns:
-        `characters` of the text; `covered`: how many of them are in a passage; `shortest_span`; `found`: how many
-        passages there are, none within another one; `spans`: the MOST_SPANS longest, each with `begin` and `end` (in
-        characters), `tokens`, `text`, `count` of its places, and the first `places`: what is known of the document,
+        `characters` of the text; `covered`: the number of them in a passage; `shortest_span`; `found`: the number of
+        passages, of which none contains another; `spans`: the MOST_SPANS longest, each with `begin` and `end` (in
+        characters), `tokens`, `text`, `count` of its places, and the first `places`: a description of the document,
         `row`, `start`, `offset` (of the passage within the document, in tokens), `copy` and `steps`.
 
     Raises:
-        TraceError: there is no index.
+        TraceError: the training rows are not indexed.
     """
     inputs = committed_inputs(session, session.plan)
     if TEXT_INDEX not in session.plan:
         raise TraceError(
-            f"{session.manifest_file} indexes no training rows; add the section `text_index: {{}}` behind "
+            f"{session.manifest_file} does not index training rows; add the section `text_index: {{}}` after "
             f"`mix:`, and run: {session.command('run', '--until', TEXT_INDEX)}"
         )
     if TEXT_INDEX not in inputs:
@@ -68,9 +68,11 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
     for span in spans:
         covered[span.begin : span.end] = True
     spans.sort(key=lambda span: (-span.tokens, span.begin))
-    shown = spans[:MOST_SPANS]
-    first = [first_places(span.places) for span in shown]
-    known = _describe_places(session, packed, inputs, sorted({place for places in first for place in places}))
+    longest = spans[:MOST_SPANS]
+    first_of_spans = [first_places(span.places) for span in longest]
+    descriptions = _describe_places(
+        session, packed, inputs, sorted({place for places in first_of_spans for place in places})
+    )
     return {
         "characters": len(text),
         "covered": int(covered.sum()),
@@ -83,34 +85,36 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
                 "tokens": span.tokens,
                 "text": text[span.begin : span.end],
                 "count": len(span.places),
-                "places": [known[place] for place in places],
+                "places": [descriptions[place] for place in places],
             }
-            for span, places in zip(shown, first, strict=True)
+            for span, places in zip(longest, first_of_spans, strict=True)
         ],
     }
 
 
 def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
-    """The passages of a text, however it is encoded, none within another one, in their order."""
-    found: dict[tuple[int, int], Span] = {}
-    ways = {blank + one: len(blank) for one in (text, text.rstrip()) for blank in ("", " ")}
-    for written, ahead in ways.items():
-        encoding = tokenizer.encode(written, add_special_tokens=False)
-        offsets = np.maximum(np.array(encoding.offsets, np.int64).reshape(-1, 2) - ahead, 0)
+    """Return the passages of all variants of a text in order, without those contained in another."""
+    spans: dict[tuple[int, int], Span] = {}
+    leading_spaces = {blank + variant: len(blank) for variant in (text, text.rstrip()) for blank in ("", " ")}
+    for encoded_text, shift in leading_spaces.items():
+        encoding = tokenizer.encode(encoded_text, add_special_tokens=False)
+        offsets = np.maximum(np.array(encoding.offsets, np.int64).reshape(-1, 2) - shift, 0)
         for passage in index.passages(np.array(encoding.ids, np.int64)):
             begin, end = int(offsets[passage.begin, 0]), int(offsets[passage.begin + passage.tokens - 1, 1])
-            same = found.get((begin, end))
-            places = passage.places if same is None else np.union1d(same.places, passage.places)
-            found[begin, end] = Span(begin, end, max(passage.tokens, 0 if same is None else same.tokens), places)
-    kept = list[Span]()
-    for span in sorted(found.values(), key=lambda span: (span.begin, -span.end)):
-        if not kept or span.end > kept[-1].end:
-            kept.append(span)
-    return kept
+            previous = spans.get((begin, end))
+            places = passage.places if previous is None else np.union1d(previous.places, passage.places)
+            spans[begin, end] = Span(
+                begin, end, max(passage.tokens, 0 if previous is None else previous.tokens), places
+            )
+    maximal = list[Span]()
+    for span in sorted(spans.values(), key=lambda span: (span.begin, -span.end)):
+        if not maximal or span.end > maximal[-1].end:
+            maximal.append(span)
+    return maximal
 
 
 def first_places(places: np.ndarray) -> list[int]:
-    """The lowest MOST_PLACES of some places, ascending."""
+    """Return the MOST_PLACES lowest places, ascending."""
     if len(places) > MOST_PLACES:
         places = np.partition(places, MOST_PLACES)[:MOST_PLACES]
     ascending: list[int] = np.sort(places).tolist()
@@ -120,12 +124,12 @@ def first_places(places: np.ndarray) -> list[int]:
 def _describe_places(
     session: Session, packed: PackedSet, inputs: Mapping[str, Any], places: Sequence[int]
 ) -> dict[int, dict[str, Any]]:
-    """Place -> the document that stands there, as far as it is known, and the steps that read the row."""
+    """Return place -> its document as far as known, and the steps that read the row."""
     if not places:
         return {}
     numbers, starts = np.divmod(np.array(places, np.int64), packed.sequence_length)
     rows = np.unique(numbers)
-    packed.tokens(rows)  # a row that is not what was written is an error
+    packed.tokens(rows)  # verifies the checksums of these rows
     pieces = packed.pieces(rows).to_pylist()
     documents = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
     steps = dict[int, list[dict[str, Any]]]()
@@ -136,7 +140,9 @@ def _describe_places(
     described = {}
     for place, row, start in zip(places, numbers.tolist(), starts.tolist(), strict=True):
         piece = next(
-            one for one in pieces if one["row"] == row and one["start"] <= start < one["start"] + one["length"]
+            candidate
+            for candidate in pieces
+            if candidate["row"] == row and candidate["start"] <= start < candidate["start"] + candidate["length"]
         )
         described[place] = {
             **documents[piece["id"]],

@@ -1,6 +1,6 @@
-"""What a training stage reads, step by step, whether it has been trained or not: from its settings and its data alone.
+"""Rows that a training stage reads, step by step, trained or not, derived from its settings and its data.
 
-No log is kept of it, and none is needed: the order is a function of the data, the seed and the step.
+No log is needed: the order is a function of the data, the seed and the step.
 """
 
 from __future__ import annotations
@@ -29,58 +29,57 @@ from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.reinforcement.rollout_tables import read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
-"""What a fine-tuning stage calls the list of its examples, row by row, and reinforcement learning that of its
-prompts."""
+"""Lists of the examples of each row (fine-tuning), and of prompts (reinforcement learning)."""
 ROWS_PER_SET = "rows-per-set.json"
-"""Beside it: how many of the rows are of each set, of which their order is made."""
+"""Number of rows of each set, from which their order follows."""
 Use = Literal["read", "will read"]
 
 
 class TraceError(LookupError):
-    """There is no such step, document or training, or what it reads is not made yet."""
+    """The step, document or training does not exist, or its data is not made yet."""
 
 
 @dataclass(frozen=True)
 class KeptOrder:
-    """The prompts that a training with a curriculum has asked so far: which it will ask, it does not know itself.
+    """Recorded prompts of a training with a curriculum, whose future prompts are unknown.
 
     Attributes:
-        numbers: of the prompts, int64, in the order in which they were asked.
+        numbers: prompt numbers, int64, in the order in which they were used.
     """
 
     numbers: np.ndarray
 
     def span(self, first: int, count: int) -> np.ndarray:
-        """Some of them that follow each other, (count,); see `rows`."""
+        """Return consecutive prompts, (count,); see `rows`."""
         return self.rows(np.arange(first, first + count))
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """Those at some places, (n,).
+        """Return the prompts at some positions, (n,).
 
         Raises:
-            TraceError: they were not asked yet.
+            TraceError: a position lies beyond the recorded ones.
         """
         if len(positions) and int(positions.max()) >= len(self.numbers):
             raise TraceError(
-                "rl.curriculum is set: which prompts a step asks follows from the pass rates of those "
-                "before it, and is known once it is there"
+                "rl.curriculum is set: the prompts of a step follow from the pass rates of earlier ones, "
+                "and are known once it has run"
             )
-        found: np.ndarray = self.numbers[positions]
-        return found
+        numbers: np.ndarray = self.numbers[positions]
+        return numbers
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A training stage and the order in which it reads.
+    """A training stage and its reading order.
 
     Attributes:
         stage: its name.
         folder: the stage's output, finished or not.
         section: its settings.
-        plan: which positions each step takes.
-        order: which row is read at each position; in reinforcement learning, which prompt is answered.
-        packed: the set that the rows are of, in pre-training.
-        examples: the ids of the examples that each row holds, in fine-tuning; each prompt's, in reinforcement learning.
+        plan: positions of each step.
+        order: row at each position; in reinforcement learning, the prompt.
+        packed: packed set of the rows, in pre-training.
+        examples: ids of the examples of each row, in fine-tuning; of each prompt, in reinforcement learning.
     """
 
     stage: str
@@ -93,14 +92,14 @@ class Reading:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of what the rows hold; only a packed set's is known without reading the data."""
+        """Fingerprint of the contents of rows; only a packed set's is known without reading the data."""
         return None if self.packed is None else self.packed.fingerprint
 
     def rows(self, step: int) -> np.ndarray:
-        """The rows (int64, shape (B,)) of a step, counted from 1.
+        """Return the rows (int64, shape (B,)) of a step, counted from 1.
 
         Raises:
-            TraceError: there is no such step.
+            TraceError: the step does not exist.
         """
         if not 1 <= step <= self.section.steps:
             raise TraceError(
@@ -109,69 +108,71 @@ class Reading:
         return self.plan.rows(self.order, step - 1)
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
-        """Step (counted from 1) -> those of some rows that it reads, in the order of the steps."""
+        """Return step (counted from 1) -> the given rows that it reads, in step order."""
         end = self.plan.end(self.section.steps)
-        found: dict[int, list[int]] = {}
+        rows_by_step: dict[int, list[int]] = {}
         if isinstance(self.order, KeptOrder):
-            asked = np.flatnonzero(np.isin(self.order.numbers, rows))
-            epochs = np.atleast_2d(self.plan.steps_of(asked) + 1)
+            prompt_positions = np.flatnonzero(np.isin(self.order.numbers, rows))
+            epochs = np.atleast_2d(self.plan.steps_of(prompt_positions) + 1)
             for step, number in zip(
-                epochs.ravel().tolist(), np.tile(self.order.numbers[asked], len(epochs)).tolist(), strict=True
+                epochs.ravel().tolist(),
+                np.tile(self.order.numbers[prompt_positions], len(epochs)).tolist(),
+                strict=True,
             ):
                 if step <= self.section.steps:
-                    found.setdefault(step, []).append(number)
-            return {step: sorted(found[step]) for step in sorted(found)}
+                    rows_by_step.setdefault(step, []).append(number)
+            return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
         for epoch in range(-(-end // self.order.total)):
             positions = self.order.positions(rows, epoch)
             within = positions < end
             for steps in np.atleast_2d(self.plan.steps_of(positions[within]) + 1):
                 for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
-                    # What a rollback left behind was read by steps that were given up.
+                    # Rows skipped by a rollback were read by abandoned steps.
                     if 0 < step <= self.section.steps:
-                        found.setdefault(step, []).append(row)
-        return {step: sorted(found[step]) for step in sorted(found)}
+                        rows_by_step.setdefault(step, []).append(row)
+        return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
 
     def steps_done(self) -> int:
-        """How many steps have certainly been trained: by the commit, the record or the checkpoints."""
+        """Return the number of steps certainly trained, by the commit, the metrics or the checkpoints."""
         if self.folder.state() == "committed":
             return self.section.steps
         recorded = [line["step"] for line in self.metrics()]
         return max([0, *recorded, *self.checkpoints()])
 
     def checkpoints(self) -> list[int]:
-        """The steps of which there is a complete checkpoint, ascending."""
-        # The marker, which is written last, says so; loading one checks its files too.
+        """Return the steps with a complete checkpoint, ascending."""
+        # The marker is written last; loading a checkpoint verifies its files too.
         return sorted(
             int(path.parent.name.removeprefix("step-"))
             for path in (self.folder.work / "checkpoints").glob("step-*/complete.json")
         )
 
     def use(self, step: int, done: int) -> Use:
-        """Whether a step has been trained."""
+        """Return `read` if a step has been trained, else `will read`."""
         return "read" if step <= done else "will read"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines that the training has recorded so far; none where it has not begun."""
-        for place in (self.folder.data, self.folder.work):
-            path = place / "metrics.jsonl"
+        """Return the metrics recorded so far; an empty list before training starts."""
+        for folder in (self.folder.data, self.folder.work):
+            path = folder / "metrics.jsonl"
             if path.exists():
                 return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return []
 
 
 def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
-    """What a training stage of a manifest reads.
+    """Return the reading order of a training stage of a manifest.
 
     Raises:
-        TraceError: the manifest has no such stage, or its data is not made yet.
+        TraceError: the manifest has no such stage, or its data does not exist yet.
     """
     if stage not in session.plan:
         raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
     node, folder = session.plan[stage], session.folder(stage)
     kind = node.stage
     if kind.trained is None:
-        traced = [name for name, one in STAGES.items() if one.trained is not None]
-        raise TraceError(f"{stage} reads no rows whose steps could be traced; those of {', '.join(traced)} can be")
+        traced = [name for name, other in STAGES.items() if other.trained is not None]
+        raise TraceError(f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can")
     section = kind.trained.model_validate(node.config)
     if kind.rows == "documents":
         inputs = committed_inputs(session, session.plan)
@@ -181,7 +182,7 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
     ids = PROMPT_IDS if kind.rows == "prompts" else EXAMPLE_IDS
     if not (folder.data / ids).exists():
         raise TraceError(
-            f"which examples {stage} reads is known once it has begun; run: {session.command('run', '--until', stage)}"
+            f"the examples that {stage} reads are known once it has started; run: {session.command('run', '--until', stage)}"
         )
     examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
     if isinstance(section, Rl):
@@ -206,34 +207,36 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
 
 
 def reading_of_folder(folder: StageFolder) -> Reading:
-    """What a pre-training reads that has been started, from its own folder.
+    """Return the reading order of a started pre-training, from its own folder.
 
     Raises:
-        TraceError: it has not been started, or its packed set is gone.
+        TraceError: the training has not started, or its packed set is missing.
     """
     description = folder.path / "stage.json"
     if not description.exists():
         raise TraceError(f"{folder.path}: this pre-training has not been started")
-    told = read_json(description)
-    return _pre_training(told["stage"], folder, Pretrain.model_validate(told["config"]), read_inputs(told)[MIX])
+    settings = read_json(description)
+    return _pre_training(
+        settings["stage"], folder, Pretrain.model_validate(settings["config"]), read_inputs(settings)[MIX]
+    )
 
 
 def _kept_order(folder: StageFolder, section: Rl, examples: Sequence[tuple[str, ...]]) -> KeptOrder:
-    """What the kept answers of a training say of the prompts that it has asked."""
+    """Return the order of prompts recorded in a training's answers."""
     numbers = {ids[0]: number for number, ids in enumerate(examples)}
-    asked: list[int] = []
+    prompts: list[int] = []
     for batch in range(-(-section.steps // section.updates_per_batch)):
-        found = read_batch([folder.data, folder.work], batch)
-        if found is None:
+        answers = read_batch([folder.data, folder.work], batch)
+        if answers is None:
             break
-        asked += [numbers[one["id"]] for one in found[:: section.group_size]]
-    return KeptOrder(np.array(asked, dtype=np.int64))
+        prompts += [numbers[answer["id"]] for answer in answers[:: section.group_size]]
+    return KeptOrder(np.array(prompts, dtype=np.int64))
 
 
 def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
-    """A training's plan with what its rollbacks so far left out."""
-    for place in (folder.data, folder.work):
-        if rollbacks := read_rollbacks(place):
+    """Return a training's plan without the steps skipped by its rollbacks so far."""
+    for data_folder in (folder.data, folder.work):
+        if rollbacks := read_rollbacks(data_folder):
             return plan_after(plan, rollbacks)
     return plan
 
@@ -251,21 +254,21 @@ def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path)
 
 
 def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1) -> list[dict[str, Any]]:
-    """The answers to a step's prompts, those to one prompt side by side; none where they are not drawn yet.
+    """Return the answers to a step's prompts, grouped by prompt; an empty list before they are drawn.
 
     Args:
         reading: of the stage `rl`.
         step: counted from 1.
-        share, shares: only those of this process, of so many that share the step's answers.
+        share, shares: the share of the process, and the number of shares of the step's answers.
 
     Returns:
-        what `train/reinforcement/rollout_tables.py` keeps of each.
+        rows of `train/reinforcement/rollout_tables.py`.
     """
     section = reading.section
     assert isinstance(section, Rl)
     batch, within = divmod(step - 1, section.updates_per_batch)
-    found = read_batch([reading.folder.data, reading.folder.work], batch)
-    if found is None:
+    answers = read_batch([reading.folder.data, reading.folder.work], batch)
+    if answers is None:
         return []
     first = within % section.steps_per_batch * section.global_batch_size
-    return found[first : first + section.global_batch_size][share::shares]
+    return answers[first : first + section.global_batch_size][share::shares]

@@ -1,4 +1,4 @@
-"""Why a stage would run: what differs between its recipe and the nearest output that the store holds."""
+"""Reasons for running a stage: differences between its recipe and the nearest output in the store."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ CONTINUABLE = (
     "continue_from",
     *HOW_KEYS,
 )
-"""Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
+"""Training keys that may change mid-training: rows read and checkpoint contents do not depend on them."""
 MOST_CHANGES = 4
 LONGEST_VALUE = 60
 
 
 def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """One row per stage: what a run would do with it (`action`) and why (`reason`); nothing is written.
+    """Return one row per stage: the `action` of a run and its `reason`; nothing is written.
 
     Args:
         session: the opened manifest.
-        force: stages that are rebuilt although they are committed.
+        force: stages to rebuild even if they are committed.
     """
     rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
     cut_offs = possible_cut_offs(session)
@@ -79,49 +79,49 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
                 **row,
                 "action": action,
                 "reason": reason,
-                **_code(session.plan[row["stage"]]),
+                **_user_code_of(session.plan[row["stage"]]),
                 **({} if derived is None else {"derived": derived}),
             }
         )
     return rows
 
 
-def _code(node: Node) -> dict[str, list[str]]:
-    """The code of the user's that a stage runs, where it runs any."""
-    found = list(dict.fromkeys(own.describe() for own in code_in(node.config)))
-    return {"code": found} if found else {}
+def _user_code_of(node: Node) -> dict[str, list[str]]:
+    """Return the user code that a stage runs, if any."""
+    descriptions = list(dict.fromkeys(code.describe() for code in code_in(node.config)))
+    return {"code": descriptions} if descriptions else {}
 
 
 def trained_context(manifest: Manifest) -> int:
-    """Most tokens in a row that the model which the run begins with will have been trained on."""
+    """Return the longest context that the initial model will have been trained on, in tokens."""
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
-    given = (
+    model_path = (
         manifest.model.path
         if manifest.model is not None
         else (None if manifest.pretrain is None else manifest.pretrain.model.init_from)
     )
-    if given is None:
+    if model_path is None:
         return length
-    config = read_json(as_path(given) / "config.json")
+    config = read_json(as_path(model_path) / "config.json")
     return max(length, config.get("max_position_embeddings", config.get("sequence_length", 0)))
 
 
 def why_missing(session: Session, stage: str) -> str:
-    """What is not as in the nearest committed output of the same stage: `config changed: steps 400 -> 40`.
+    """Describe the differences from the nearest committed output of a stage: `config changed: steps 400 -> 40`.
 
-    The nearest is the one with the fewest differences; of equals, one under the same name, then the newest. What
-    another manifest has made tells nothing if it differs in more than a few places.
+    The nearest output has the fewest differences; ties go to the same manifest name, then to the newest. Outputs of
+    another manifest that differ in more than a few places are ignored.
     """
     nearest = nearest_output(session, session.plan[stage])
     if nearest is None:
         return "never made"
     changes = differences(nearest, session.plan[stage])
-    parts = [f"{what} changed: {_shortened(of_it)}" for what, of_it in changes.items() if of_it]
+    parts = [f"{kind} changed: {_shortened(sentences)}" for kind, sentences in changes.items() if sentences]
     return "; ".join(parts) or "what comes before it changes"
 
 
 def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
-    """The manifest of the committed output that `why_missing` compares a stage with."""
+    """Return the manifest of the committed output that `why_missing` compares a stage with."""
     candidates = []
     for folder in session.store.outputs_of(node.name):
         if folder.state() != "committed":
@@ -135,10 +135,10 @@ def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
 
 
 def possible_cut_offs(session: Session) -> dict[str, str]:
-    """Stages that need not run again if the stages before them give the bytes of their nearest committed outputs.
+    """Return stages that need not run again if earlier stages reproduce the bytes of their nearest outputs.
 
     Returns:
-        stage -> the last stage before it that has to be rebuilt.
+        stage -> the last earlier stage that must be rebuilt.
     """
     rebuilt: set[str] = set()
 
@@ -161,12 +161,12 @@ def possible_cut_offs(session: Session) -> dict[str, str]:
 
 
 def continuable(session: Session, stage: str) -> dict[str, Any]:
-    """The furthest checkpoint of another training that this one could continue from: `continue_from`, its `step` and
-    folder; nothing where there is none, or the manifest names one.
+    """Find the latest checkpoint of another training that this one could continue from: `continue_from` with its `step`
+    and folder; empty if no checkpoint is usable, or the manifest names one.
 
-    It has read what this one would, with the same model and kind of optimizer; the stage itself sees to that again.
+    That training read the same rows, with the same model and kind of optimizer; the stage itself checks this again.
     """
-    node, found = session.plan[stage], []
+    node, checkpoints = session.plan[stage], []
     if node.stage.trained is None or node.config.get("continue_from") is not None:
         return {}
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
@@ -174,16 +174,16 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
         description = folder.path / "stage.json"
         if name != stage or not description.exists():
             continue
-        told = read_json(description)
+        metadata = read_json(description)
         if (
-            told["version"] != node.stage.version
-            or input_fingerprints(told) != dict(node.inputs)
-            or not all(key.startswith(CONTINUABLE) for key, _, _ in changed_keys(told["recipe"], recipe))
+            metadata["version"] != node.stage.version
+            or input_fingerprints(metadata) != dict(node.inputs)
+            or not all(key.startswith(CONTINUABLE) for key, _, _ in changed_keys(metadata["recipe"], recipe))
         ):
             continue
         markers = (folder.work / "checkpoints").glob("step-*/complete.json")
-        found += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
-    usable = [one for one in found if one[0] < recipe["steps"]]
+        checkpoints += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
+    usable = [entry for entry in checkpoints if entry[0] < recipe["steps"]]
     if not usable:
         return {}
     step, checkpoint = max(usable)
@@ -191,16 +191,17 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
 
 
 def made_otherwise(session: Session, stage: str) -> str:
-    """Settings, or the version, that an output was made with and the plan differs in: `made with micro_batch_size 16`."""
+    """Describe settings or the version of an output that differ from the plan: `made with micro_batch_size 16`."""
     version = session.plan[stage].kept_version
     used, config = session.folder(stage).manifest().get("how", {}), session.plan[stage].config
-    others = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
-    others += [] if version is None else [f"version {version} of the stage and kept"]
-    return f"made with {', '.join(others)}" if others else ""
+    changes = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
+    changes += [] if version is None else [f"version {version} of the stage and kept"]
+    return f"made with {', '.join(changes)}" if changes else ""
 
 
 def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
-    """Differences of a committed output from a plan's node, as sentences by kind: config, files, code, input."""
+    """Return the differences of a committed output from a node of the plan, as sentences by kind: config, files, code,
+    input."""
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
@@ -221,7 +222,7 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
 
 
 def _changed_code(old: Any, new: Any) -> Iterator[str]:
-    """`the code of ./steps.py:keep`, of each that differs where two values differ in nothing else."""
+    """Yield `the code of ./steps.py:keep` for each function that changed, if nothing else differs."""
     pairs = list(zip(code_in(old), code_in(new), strict=False))
     if _without_code(old) != _without_code(new):
         return
@@ -243,32 +244,36 @@ def _without_code(value: Any) -> Any:
 
 
 ABSENT = object()
-"""Stands for a key that one side does not have."""
+"""Value of a key that one side does not have."""
 
 
-def changed_keys(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, old value, new value) wherever two nested mappings differ; ABSENT where there is none."""
+def changed_keys(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) where two nested mappings differ; ABSENT for a missing key."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or is_code(old) or is_code(new):
         if old != new:
-            yield at, old, new
+            yield prefix, old, new
         return
     for key in sorted({*old, *new}):
-        yield from changed_keys(old.get(key, ABSENT), new.get(key, ABSENT), f"{at}.{key}" if at else str(key))
+        yield from changed_keys(old.get(key, ABSENT), new.get(key, ABSENT), f"{prefix}.{key}" if prefix else str(key))
 
 
 def describe_change(key: str, old: Any, new: Any) -> str:
-    """`steps 400 -> 40`; only the key where the values are long."""
+    """Format a change as `steps 400 -> 40`; long values are left out."""
     if old is ABSENT or new is ABSENT:
         value = new if old is ABSENT else old
-        shown = json.dumps(value, ensure_ascii=False)
+        text_of_value = json.dumps(value, ensure_ascii=False)
         text = f"{key} {'added' if old is ABSENT else 'removed'}"
-        return f"{text}: {shown}" if not isinstance(value, Mapping | list) and len(shown) < LONGEST_VALUE else text
+        return (
+            f"{text}: {text_of_value}"
+            if not isinstance(value, Mapping | list) and len(text_of_value) < LONGEST_VALUE
+            else text
+        )
     short = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
     return f"{key} {short[0]} -> {short[1]}" if max(map(len, short)) < LONGEST_VALUE else key
 
 
 def _changed_files(old: Any, new: Any) -> str:
-    """`2 new, 1 gone, 3 changed` of two listings."""
+    """Summarize the difference of two listings: `2 new, 1 gone, 3 changed`."""
     stamps = [
         {file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
         for files in (old, new)
@@ -279,9 +284,9 @@ def _changed_files(old: Any, new: Any) -> str:
         "gone": len(before.keys() - after.keys()),
         "changed": sum(before[path] != after[path] for path in before.keys() & after.keys()),
     }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "in another order"
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "in another order"
 
 
 def _shortened(changes: Sequence[str]) -> str:
-    rest = len(changes) - MOST_CHANGES
-    return ", ".join(changes[:MOST_CHANGES]) + (f" and {rest} more" if rest > 0 else "")
+    num_hidden = len(changes) - MOST_CHANGES
+    return ", ".join(changes[:MOST_CHANGES]) + (f" and {num_hidden} more" if num_hidden > 0 else "")

@@ -1,8 +1,8 @@
-"""`gristmill whatif`: what other thresholds would keep, from the stored measurements alone.
+"""`gristmill whatif`: documents that other thresholds would keep, computed from stored measurements.
 
-Exact for the stages that saw a document. A document that only the new thresholds let through was never seen by the
-stages behind: it is counted as `unseen`, since they might drop it. Duplicates are not searched again. The best share
-by a score (`keep_top`) is found again among the documents that the stages before it leave and whose score is known.
+Exact for the stages that saw a document. A document that only the new thresholds keep was never seen by later stages;
+it is counted as `unseen`, since they might drop it. Duplicates are not searched again. The best share by a score
+(`keep_top`) is recomputed among the documents that earlier stages keep and whose score is known.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import name_code
 
 NEIGHBOUR = 0.1
-"""How far the neighbours of a threshold lie from it, as a share of it; one of a whole number at least."""
+"""Relative distance of the neighbours of a threshold; at least 1 for integers."""
 MOST_IDLE = 60
-"""Thresholds that drop nothing, of which so many are named: rules by language make them by the hundred."""
+"""Number of idle thresholds listed; rules by language create hundreds."""
 Sizes = dict[str, dict[str, float]]
 """Source -> documents, bytes, tokens."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: the committed outputs, and every stage's rules before and after."""
+    """Committed outputs, and every stage's rules before and after."""
 
     inputs: Mapping[str, Path]
     before: Mapping[str, list[Rule]]
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def changed(self) -> list[Rule]:
-        """The rules whose bounds differ."""
+        """Rules whose bounds differ."""
         old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
         return [
             rule
@@ -79,7 +79,7 @@ def compare(before: Session, after: Session) -> Comparison:
     """Pair up the rules of two openings of a manifest.
 
     Raises:
-        NotReplayableError: nothing is committed yet, nothing differs, or something differs that is not a threshold.
+        NotReplayableError: nothing is committed yet, nothing differs, or a key other than a threshold differs.
     """
     differing = _differing_keys(before, after)
     if examples := sorted(key for key in differing if key.split(".")[1:2] == ["prepare"]):
@@ -89,18 +89,18 @@ def compare(before: Session, after: Session) -> Comparison:
             if node.stage.of_examples and node.recipe["kind"] == examples[0].partition(".")[0]
         )
         raise NotReplayableError(
-            f"{examples[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
-            f"{after.command('run', '--until', prepared)}, and gristmill report or "
-            "gristmill explain with an example's place says what became of which"
+            f"{examples[0]} concerns examples, but whatif replays documents only; run it: "
+            f"{after.command('run', '--until', prepared)}, then see the outcome of every example with "
+            "gristmill report or gristmill explain"
         )
-    inputs = _measured(before)
+    inputs = _measured_inputs(before)
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
-    others = sorted(differing - _keys(old_rules) - _keys(new_rules))
-    if others:
+    unreplayable = sorted(differing - _keys(old_rules) - _keys(new_rules))
+    if unreplayable:
         raise NotReplayableError(
-            f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "
-            f"it; run it: {after.command('run')}"
+            f"{unreplayable[0]} changes a measurement, or a stage after preparation, which stored values cannot replay; "
+            f"run it: {after.command('run')}"
         )
     comparison = Comparison(inputs, old_rules, new_rules)
     if not comparison.changed:
@@ -108,8 +108,8 @@ def compare(before: Session, after: Session) -> Comparison:
     return comparison
 
 
-def _measured(session: Session) -> dict[str, Path]:
-    """The committed outputs of ingest and of every preparing stage.
+def _measured_inputs(session: Session) -> dict[str, Path]:
+    """Return the committed outputs of ingest and of every preparing stage.
 
     Raises:
         NotReplayableError: one of them is missing.
@@ -126,27 +126,27 @@ def _measured(session: Session) -> dict[str, Path]:
 
 
 def thresholds(session: Session) -> list[dict[str, Any]]:
-    """What every threshold drops of the documents that its stage saw, and what its neighbours would.
+    """Count the documents that every threshold drops, and that its neighbours would drop, of those its stage saw.
 
     Returns:
-        per rule, in the order of the stages: `rule`, `key`, `bound`, `seen` (documents), `failing`, `only` (those
-        that fail no other rule of the stage), `looser` and `stricter` (`bound`, `failing`; None without any).
+        per rule, in stage order: `rule`, `key`, `bound`, `seen` (documents), `failing`, `only` (documents that fail no
+        other rule of the stage), `looser` and `stricter` (`bound`, `failing`; or None).
 
     Raises:
         NotReplayableError: nothing is committed yet.
     """
-    inputs = _measured(session)
-    found: dict[str, dict[str, Any]] = {}
+    inputs = _measured_inputs(session)
+    counts: dict[str, dict[str, Any]] = {}
     for stage, rules in stored_rules(session, inputs).items():
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for rule in rules:
-                _add(found.setdefault(rule.label, _threshold(rule)), rule, verdicts)
-    return list(found.values())
+                _count_failures(counts.setdefault(rule.label, _zero_counts(rule)), rule, verdicts)
+    return list(counts.values())
 
 
-def _threshold(rule: Rule) -> dict[str, Any]:
-    """A rule that no document has been held against, with its neighbours."""
+def _zero_counts(rule: Rule) -> dict[str, Any]:
+    """Return the zero counts of a rule, with its neighbours."""
     sides: dict[str, Any] = {"looser": None, "stricter": None}
     if isinstance(rule.bound, int | float) and rule.bound:
         size = NEIGHBOUR * abs(rule.bound)
@@ -167,28 +167,28 @@ def _threshold(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
+def _count_failures(entry: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
     tally, failed = verdicts.tallies[rule.label], verdicts.failed
-    one["seen"] += len(verdicts.rows)
-    one["failing"] += tally.failing
-    one["only"] += tally.only
-    # What is dropped for a reason that is not a threshold stays so.
+    entry["seen"] += len(verdicts.rows)
+    entry["failing"] += tally.failing
+    entry["only"] += tally.only
+    # Documents dropped for a reason other than a threshold stay dropped.
     judged = verdicts.keep | np.any(list(failed.values()), axis=0)
     judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
     for side in ("looser", "stricter"):
-        if one[side] is not None:
-            values, bound = verdicts.columns[rule.statistic], one[side]["bound"]
+        if entry[side] is not None:
+            values, bound = verdicts.columns[rule.statistic], entry[side]["bound"]
             fails = values > bound if rule.side == "max" else values < bound
-            one[side]["failing"] += int((fails & judged).sum())
+            entry[side]["failing"] += int((fails & judged).sum())
 
 
 def _replayable(
     session: Session, inputs: Mapping[str, Path], ran: Mapping[str, list[Rule]] | None
 ) -> dict[str, list[Rule]]:
-    """The replayable rules of every preparing stage; a ranking is found from what the stages before it leave.
+    """Return the replayable rules of every preparing stage; rankings are recomputed from earlier stages' rules.
 
     Args:
-        ran: the rules that the stages ran with; None: the very ones of this session.
+        ran: rules that the stages ran with; None means those of this session.
     """
     rules = stored_rules(session, inputs)
     shards = shard_names(inputs[INGEST])
@@ -208,26 +208,26 @@ def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
 
 def _differing_keys(before: Session, after: Session) -> set[str]:
     old, new = (
-        dict(_flat(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
+        dict(_flatten(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
         for session in (before, after)
     )
     names = list(after.manifest.steps)
     return {_key(place, names) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
 
 
-def _flat(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, (*at, key))
+            yield from _flatten(inner, (*path, key))
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         for index, inner in enumerate(value):
-            yield from _flat(inner, (*at, index))
+            yield from _flatten(inner, (*path, index))
     else:
-        yield at, value
+        yield path, value
 
 
 def _key(place: tuple[Any, ...], steps: Sequence[str]) -> str:
-    """A place in the manifest as rules name it: `prepare[0].filter.rules.x` is `filter.rules.x`."""
+    """Return a place in the manifest as rules name it: `prepare[0].filter.rules.x` is `filter.rules.x`."""
     if place[0] == "prepare" and len(place) > 2 and place[1] < len(steps):
         place = (steps[place[1]], *place[3:])
     return ".".join(map(str, place))
@@ -237,10 +237,9 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
     """Judge every document again.
 
     Args:
-        comparison: what to compare.
-        samples: documents shown on each side of every changed cut; only documents that no other rule drops are
-            shown as passing.
-        tokens: the committed output of `tokenize`, for exact numbers of tokens; else none are given.
+        comparison: rules before and after.
+        samples: number of documents shown on each side of every changed threshold; passing ones fail no other rule.
+        tokens: the committed output of `tokenize`, for exact numbers of tokens; None leaves them out.
 
     Returns:
         `now`, `then` and `unseen`: source -> documents, bytes, tokens; `rules`: per rule its tallies before and
@@ -304,7 +303,7 @@ def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
 
 
 def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
-    """Tokens of a shard's documents, -1 for those that were not tokenised."""
+    """Return the tokens of a shard's documents, -1 for those that were not tokenised."""
     from gristmill.tokenize.encoding.encode import docs_name
 
     table = read_table(tokens / docs_name(shard), ["row", "tokens"])
@@ -314,17 +313,17 @@ def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
 
 
 def _add_sizes(
-    part: Sizes, sources: np.ndarray, sizes: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray
+    totals: Sizes, sources: np.ndarray, sizes: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray
 ) -> None:
     for source in np.unique(sources[mask].astype(str)):
-        here = mask & (sources == source)
-        total = part.setdefault(source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0})
-        total["documents"] += int(here.sum())
-        total["bytes"] += int(sizes[here].sum())
+        of_source = mask & (sources == source)
+        total = totals.setdefault(source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0})
+        total["documents"] += int(of_source.sum())
+        total["bytes"] += int(sizes[of_source].sum())
         if lengths is not None:
-            known = here & (lengths >= 0)
-            total["tokens"] += int(lengths[known].sum())
-            total["estimated_bytes"] += int(sizes[here & ~known].sum())
+            tokenised = of_source & (lengths >= 0)
+            total["tokens"] += int(lengths[tokenised].sum())
+            total["estimated_bytes"] += int(sizes[of_source & ~tokenised].sum())
 
 
 def _tokens_per_byte(now: Sizes) -> dict[str, float]:
@@ -334,7 +333,7 @@ def _tokens_per_byte(now: Sizes) -> dict[str, float]:
 
 
 def _describe_cut(comparison: Comparison, rule: Rule, shown: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
+    old = {earlier.key: earlier.bound for rules in comparison.before.values() for earlier in rules}
     return {
         "rule": rule.label,
         "key": rule.key,
@@ -346,17 +345,17 @@ def _describe_cut(comparison: Comparison, rule: Rule, shown: Mapping[str, list[d
 
 
 LEAST_EXCERPT = 12
-"""Characters; a shorter piece of a document's text says nothing."""
+"""Minimum number of characters of an excerpt worth printing."""
 
 
-def print_replay(found: Mapping[str, Any]) -> None:
-    """Print the comparison for people."""
+def print_replay(result: Mapping[str, Any]) -> None:
+    """Print the comparison."""
     console = plain_console()
-    _print_sizes(console, found)
-    _print_rules(console, found)
-    for cut in found["cuts"]:
+    _print_sizes(console, result)
+    _print_rules(console, result)
+    for cut in result["cuts"]:
         console.print()
-        console.print(Text.assemble((cut["key"], "bold"), f"  {_shown(cut['now'])} -> {_shown(cut['then'])}"))
+        console.print(Text.assemble((cut["key"], "bold"), f"  {_bound_text(cut['now'])} -> {_bound_text(cut['then'])}"))
         for side, title in (
             ("failing", "would be dropped, nearest to the cut first"),
             ("passing", "would pass, nearest to the cut first"),
@@ -367,35 +366,37 @@ def print_replay(found: Mapping[str, Any]) -> None:
                 _print_sample(console, sample)
 
 
-def print_thresholds(found: Sequence[Mapping[str, Any]], command: str) -> None:
-    """Print what every threshold drops, those that drop most first, and what its neighbours would drop."""
+def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
+    """Print the documents that every threshold drops, most first, and those that its neighbours would drop."""
     console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("threshold", overflow="fold")
     for name in ("fail", "only it", "looser", "stricter"):
         table.add_column(name, justify="right", no_wrap=True)
-    touching = [one for one in found if one["failing"] or (one["stricter"] or {}).get("failing")]
-    for one in sorted(touching, key=lambda one: -one["failing"]):
+    touching = [entry for entry in counts if entry["failing"] or (entry["stricter"] or {}).get("failing")]
+    for entry in sorted(touching, key=lambda entry: -entry["failing"]):
         sides = (
-            "" if one[side] is None else f"{one[side]['bound']:g}: {one[side]['failing']:,}"
+            "" if entry[side] is None else f"{entry[side]['bound']:g}: {entry[side]['failing']:,}"
             for side in ("looser", "stricter")
         )
-        table.add_row(f"{one['key']}={_shown(one['bound'])}", f"{one['failing']:,}", f"{one['only']:,}", *sides)
+        table.add_row(
+            f"{entry['key']}={_bound_text(entry['bound'])}", f"{entry['failing']:,}", f"{entry['only']:,}", *sides
+        )
     console.print(table)
-    idle = [one["key"] for one in found if one not in touching]
+    idle = [entry["key"] for entry in counts if entry not in touching]
     if idle:
-        others = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
+        more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
             Text(
-                f"{len(idle)} more drop nothing, nor would they with a bound that is a tenth stricter: "
-                f"{', '.join(idle[:MOST_IDLE])}{others}",
+                f"{len(idle)} more drop nothing, even with a bound that is a tenth stricter: "
+                f"{', '.join(idle[:MOST_IDLE])}{more}",
                 style="dim",
             )
         )
     console.print(
         Text(
-            "Documents of those that the stage saw; a document may fail several. What another threshold "
-            f"keeps in the end: {command}",
+            "Counts of the documents that the stage saw; a document may fail several. To see what another "
+            f"threshold keeps in the end: {command}",
             style="dim",
         ),
         soft_wrap=True,
@@ -403,7 +404,7 @@ def print_thresholds(found: Sequence[Mapping[str, Any]], command: str) -> None:
 
 
 def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
-    """What was measured, the locator whole, since `explain` takes it, and as much text as the line has room for."""
+    """Print the measured value, the whole locator, which `explain` takes, and as much text as fits the line."""
     line = Text.assemble((f"{sample['value']:>9.4g}  ", "bold"), (f"{sample['source']} {sample['locator']}", "dim"))
     room = console.width - len(line) - 2
     if room >= LEAST_EXCERPT:
@@ -413,35 +414,35 @@ def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
     console.print(line, soft_wrap=True)
 
 
-def _print_sizes(console: Console, found: Mapping[str, Any]) -> None:
+def _print_sizes(console: Console, result: Mapping[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("kept", no_wrap=True)
     for name in ("now", "then", "change"):
         table.add_column(name, justify="right", no_wrap=True)
-    units = ["documents", "bytes", *(["tokens"] if found["tokens_known"] else [])]
+    units = ["documents", "bytes", *(["tokens"] if result["tokens_known"] else [])]
     for unit in units:
-        now, then = (sum(size[unit] for size in found[side].values()) for side in ("now", "then"))
+        now, then = (sum(size[unit] for size in result[side].values()) for side in ("now", "then"))
         change = f"{then - now:+,.0f} ({(then - now) / max(now, 1):+.2%})"
         table.add_row(unit, f"{now:,.0f}", f"{then:,.0f}", change)
-    for source in sorted({*found["now"], *found["then"]}) if len(found["now"]) > 1 else ():
-        now, then = (found[side].get(source, {"documents": 0})["documents"] for side in ("now", "then"))
+    for source in sorted({*result["now"], *result["then"]}) if len(result["now"]) > 1 else ():
+        now, then = (result[side].get(source, {"documents": 0})["documents"] for side in ("now", "then"))
         table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
     console.print(table)
-    unseen = sum(size["documents"] for size in found["unseen"].values())
+    unseen = sum(size["documents"] for size in result["unseen"].values())
     if unseen:
         console.print(
             Text(
-                f"and {unseen:,} documents that the stages behind have not seen: they may drop some of them",
+                f"and {unseen:,} documents that later stages have not seen: they may drop some of them",
                 style="yellow",
             )
         )
 
 
-def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
-    """The rules of the stages in which something changed: how many documents fail each, and how many no other."""
-    rules = found["rules"]
-    touched = {cut["rule"].partition("/")[0] for cut in found["cuts"]}
-    shown = [
+def _print_rules(console: Console, result: Mapping[str, Any]) -> None:
+    """Print the rules of changed stages: number of documents that fail each, and that fail no other."""
+    rules = result["rules"]
+    touched = {cut["rule"].partition("/")[0] for cut in result["cuts"]}
+    changed_rules = [
         name
         for name, sides in rules.items()
         if sides["now"] != sides["then"] or (name.partition("/")[0] in touched and sides["then"]["failing"])
@@ -450,15 +451,15 @@ def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
     table.add_column("rule", overflow="fold")
     for name in ("fail", "then", "only it", "then"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in sorted(shown, key=lambda name: (-rules[name]["then"]["failing"], name)):
-        counts = (rules[name][side][what] for what in ("failing", "only") for side in ("now", "then"))
+    for name in sorted(changed_rules, key=lambda name: (-rules[name]["then"]["failing"], name)):
+        counts = (rules[name][side][key] for key in ("failing", "only") for side in ("now", "then"))
         table.add_row(short_name(name), *(f"{count:,}" for count in counts))
-    if shown:
+    if changed_rules:
         console.print()
         console.print(table)
 
 
-def _shown(bound: Any) -> str:
+def _bound_text(bound: Any) -> str:
     if isinstance(bound, Mapping):
         return ", ".join(f"{name} {value:g}" for name, value in bound.items())
     return "none" if bound is None else ", ".join(bound) if isinstance(bound, list | tuple) else f"{bound:g}"

@@ -298,7 +298,7 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
         ("/rows/nonsense", 404, "there is no stage 'nonsense'"),
         ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
         ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
-        ("/training/sft/1", 404, "which examples sft reads is known once it has begun"),
+        ("/training/sft/1", 404, "the examples that sft reads are known once it has started"),
         ("/find?wanted=%00", 404, "no document has the id, locator or address"),
         ("/nonsense", 404, "there is no page /nonsense"),
     ],

@@ -118,7 +118,7 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert "./steps.py:count_word (sha256 " in page
 
     (own.parent / "words.py").write_text(WORDS + "# counts\n")
-    with pytest.raises(NotReplayableError, match=r"^annotate\.use changes what is measured"):
+    with pytest.raises(NotReplayableError, match=r"^annotate\.use changes a measurement"):
         compare(session, opened(own))
     assert ran(opened(own)) == 0
     runs = [find_run(session.store, name) for name in ("last-1", "last")]

@@ -401,7 +401,7 @@ def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> N
         run.documents(where="wrods > 3").count_rows()
     with pytest.raises(gristmill.TraceError, match="step"):
         run.trace(99)
-    with pytest.raises(gristmill.NotReplayableError, match="stored values cannot answer for it"):
+    with pytest.raises(gristmill.NotReplayableError, match="which stored values cannot replay"):
         run.whatif({"mix.sequence_length": 32})
     with pytest.raises(gristmill.ManifestError, match="did you mean 'min_words'"):
         run.whatif({"filter.gopher_quality.min_wrds": 3})

@@ -56,7 +56,7 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dic
     inputs = filtered(folder, shards)
     rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
     with (
-        patch("gristmill.flows.questions.whatif._measured", return_value=inputs),
+        patch("gristmill.flows.questions.whatif._measured_inputs", return_value=inputs),
         patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}),
     ):
         return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_the_list_can_be_typed_as_settings(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["filter.gopher_quality.min_words=50", "1", "1", "45:", "0", "55:", "1"]
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
-    assert lines[-1].endswith("What another threshold keeps in the end: gristmill whatif m.yaml --set KEY=VALUE")
+    assert lines[-1].endswith("To see what another threshold keeps in the end: gristmill whatif m.yaml --set KEY=VALUE")
 
 
 def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,7 @@ ANSWERS = {
     "trace good.yaml --text absent": "--text absent: there is no such file; correct the path",
     "trace good.yaml --text bare": "--text bare: it is a folder; name a file in it",
     "trace good.yaml --text latin.yaml": "--text latin.yaml: it is not UTF-8 text (byte 10 is 0xe9)",
-    "trace good.yaml --text a.txt": "add the section `text_index: {}` behind `mix:`, and run: ",
+    "trace good.yaml --text a.txt": "add the section `text_index: {}` after `mix:`, and run: ",
     "trace good.yaml --text a.txt --rank 1": "--rank goes with --step",
     "trace good.yaml --set text_index.shortest_span=1 --text a.txt": "text_index.shortest_span: input should be",
     "run data.yaml --set text_index={}": "text_index: needs a section `mix:` too, which is absent",
