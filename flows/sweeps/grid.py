@@ -1,4 +1,4 @@
-"""Which mixtures a sweep tries: written out, on a grid, or drawn from a Dirichlet distribution."""
+"""Mixtures that a sweep tries: listed, on a grid, or drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
 DIGITS = 6
-"""Shares are rounded to so many, so that they read well and a mixture's name does not hang on the last bit."""
+"""Decimals of a share: the fingerprint of a mixture does not depend on its last bits."""
 
 
 class SweepError(ValueError):
-    """A sweep cannot be made, or its results cannot be compared."""
+    """A sweep that cannot be planned, or results that cannot be compared."""
 
 
 class Dirichlet(Section):
@@ -30,28 +30,28 @@ class Dirichlet(Section):
     samples: Positive = 16
     """Mixtures to draw."""
     concentration: PositiveFloat = 1.0
-    """How near to the manifest's weights: the parameters are these shares, times the number of sources, times this.
-    With equal weights, 1 draws evenly from all mixtures."""
+    """Concentration around the manifest's weights: each Dirichlet parameter is a source's share, times the number of
+    sources, times this. With equal weights, 1 draws uniformly from all mixtures."""
     seed: int = 0
-    """Of the draws."""
+    """Random seed of the draws."""
 
 
 class Grid(Section):
-    """What a sweep's file may say; the mixtures of all its parts are tried, each once."""
+    """A sweep's file. The mixtures of all its keys are tried, each once."""
 
     mixtures: tuple[dict[str, Share], ...] = ()
-    """Weights written out; sources that are not named get none."""
+    """Explicit weights; sources that are not named get 0."""
     grid: dict[str, Annotated[tuple[Share, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Source -> weights: all combinations are tried."""
+    """Source -> weights; all combinations are tried."""
     dirichlet: Dirichlet | None = None
-    """Mixtures by chance."""
+    """Randomly drawn mixtures."""
 
 
 def read_grid(path: Path) -> Grid:
-    """Read a sweep's file: a mapping as `Grid`, or a list of weights.
+    """Read a sweep's file: a mapping with the keys of `Grid`, or a list of weights.
 
     Raises:
-        SweepError: it cannot be read, or says something else.
+        SweepError: the file cannot be read or is not such a mapping or list.
     """
     try:
         raw = read_yaml(path)
@@ -65,36 +65,36 @@ def read_grid(path: Path) -> Grid:
         ) from error
 
 
-def mixtures_of(grid: Grid, own: Mapping[str, float]) -> list[Weights]:
-    """All mixtures of a grid as shares of every source, summing to 1, each once, in the order of the file.
+def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weights]:
+    """List the distinct mixtures of a grid in the order of its file, as shares of every source that sum to 1.
 
     Args:
-        grid: what was asked for.
-        own: the manifest's weight of each source.
+        grid: the sweep's file.
+        manifest_weights: the manifest's weight of each source.
 
     Raises:
-        SweepError: an unknown source, a mixture of nothing, or less than two mixtures.
+        SweepError: a source is unknown, all weights of a mixture are 0, or there are fewer than two mixtures.
     """
-    found: list[Weights] = []
+    mixtures: list[Weights] = []
     combinations = [dict(zip(grid.grid, values, strict=True)) for values in itertools.product(*grid.grid.values())]
     for weights in (*grid.mixtures, *(combinations if grid.grid else ())):
-        unknown = sorted(weights.keys() - own.keys())
+        unknown = sorted(weights.keys() - manifest_weights.keys())
         if unknown:
-            raise SweepError(f"no such source: {', '.join(unknown)} (sources: {', '.join(own)})")
-        found.append(normalised({name: weights.get(name, 0.0) for name in own}))
+            raise SweepError(f"no such source: {', '.join(unknown)} (sources: {', '.join(manifest_weights)})")
+        mixtures.append(normalised({name: weights.get(name, 0.0) for name in manifest_weights}))
     if grid.dirichlet is not None:
-        found += [_draw(grid.dirichlet, own, number) for number in range(grid.dirichlet.samples)]
-    distinct = list({tuple(mixture.values()): mixture for mixture in found}.values())
+        mixtures += [_draw(grid.dirichlet, manifest_weights, number) for number in range(grid.dirichlet.samples)]
+    distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
     if len(distinct) < 2:
-        raise SweepError(f"a sweep compares mixtures, and there are {len(distinct)}; give more in its file")
+        raise SweepError(f"a sweep needs at least 2 mixtures, not {len(distinct)}; add more to its file")
     return distinct
 
 
 def normalised(weights: Mapping[str, float]) -> Weights:
-    """Weights as shares that sum to 1.
+    """Scale weights to shares that sum to 1.
 
     Raises:
-        SweepError: all of them are 0.
+        SweepError: all weights are 0.
     """
     total = sum(weights.values())
     if not total:
@@ -103,15 +103,19 @@ def normalised(weights: Mapping[str, float]) -> Weights:
 
 
 def matrix(mixtures: Sequence[Mapping[str, float]]) -> np.ndarray:
-    """Mixtures as float64 of shape (n, sources), in the order of the sources."""
+    """Return mixtures as float64 of shape (n, sources), in the order of the sources."""
     return np.array([list(mixture.values()) for mixture in mixtures], dtype=np.float64)
 
 
-def _draw(section: Dirichlet, own: Mapping[str, float], number: int) -> Weights:
-    """The drawn mixture of a number: it does not depend on how many others are drawn."""
-    shares = normalised(own)
-    drawn = [name for name, share in shares.items() if share]
+def _draw(section: Dirichlet, manifest_weights: Mapping[str, float], number: int) -> Weights:
+    """Draw mixture `number`, independently of how many others are drawn."""
+    shares = normalised(manifest_weights)
+    drawn_sources = [name for name, share in shares.items() if share]
     key = seeded_key("gristmill", "sweep", section.seed, number, bits=128)
     generator: Any = np.random.Generator(np.random.Philox(key=key))
-    parts = generator.dirichlet([section.concentration * len(drawn) * shares[name] for name in drawn])
-    return normalised(dict.fromkeys(own, 0.0) | dict(zip(drawn, parts.tolist(), strict=True)))
+    drawn_shares = generator.dirichlet(
+        [section.concentration * len(drawn_sources) * shares[name] for name in drawn_sources]
+    )
+    return normalised(
+        dict.fromkeys(manifest_weights, 0.0) | dict(zip(drawn_sources, drawn_shares.tolist(), strict=True))
+    )

@@ -1,4 +1,4 @@
-"""A ladder: small trainings whose losses, by a fitted law, predict that of the manifest's own training."""
+"""A ladder: small trainings whose losses predict, by a fitted scaling law, the loss of the manifest's own training."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gristmill.train.loop.stopping import held_out_loss
 
 @dataclass(frozen=True)
 class Rung:
-    """A training of a ladder, or the one that it is to predict.
+    """A training of a ladder, or the target.
 
     Attributes:
-        name: its size and tokens per weight, as they were asked for.
-        parameters: weights in the layers, N.
-        tokens: that it reads, D.
-        session: its run, up to the training.
+        name: requested size and tokens per weight.
+        parameters: number of weights in the layers, N.
+        tokens: number of tokens that the training reads, D.
+        session: the run, up to the training.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The trainings, the smallest first, and the one to predict; `set_tokens` is what their set has."""
+    """Trainings in order of size and tokens, the target to predict, and the number of tokens of the packed set."""
 
     rungs: tuple[Rung, ...]
     target: Rung
@@ -55,19 +55,19 @@ class Ladder:
 def plan_ladder(
     manifest_file: str, sizes: Sequence[str], ratios: Sequence[float], overrides: Sequence[str], store: str | None
 ) -> Ladder:
-    """Derive the trainings by the size dial, and check them before any work.
+    """Derive the trainings from `pretrain.size`, and check them before any stage runs.
 
     Args:
         manifest_file: the manifest; its own training is the target.
-        sizes: as `pretrain.size` has them.
-        ratios: tokens per weight of each size.
+        sizes: values of `pretrain.size`.
+        ratios: tokens per weight, for each size.
         overrides: settings that replace the manifest's.
-        store: where the outputs are.
+        store: folder or URL of the outputs.
 
     Raises:
-        SweepError: the manifest's size does not come from the dial, it holds nothing out, or the trainings are too few,
-            of one size, or read more than the set has.
-        gristmill.mixtures.load.ManifestError: the manifest is wrong, or a size is.
+        SweepError: the manifest sets neither `pretrain.size` nor `pretrain.depth` or holds nothing out, or the
+            trainings are too few, of one size, or read more tokens than the set has.
+        gristmill.mixtures.load.ManifestError: the manifest or a size is invalid.
     """
     target = _rung("target", manifest_file, overrides, store)
     manifest = target.session.manifest
@@ -75,11 +75,11 @@ def plan_ladder(
     assert manifest.mix is not None
     if manifest.pretrain.size is None and manifest.pretrain.depth is None:
         raise SweepError(
-            f"{manifest_file}: a ladder's trainings follow from the dial that the target's follow from; "
-            "give pretrain.size (or depth) in place of the shape, batch, rate and steps"
+            f"{manifest_file}: a ladder derives its trainings from pretrain.size, as it does the target; "
+            "give pretrain.size (or depth) in place of the shape, batch, learning rate and steps"
         )
     if not manifest.mix.validation:
-        raise SweepError("mix.validation is 0, so that there is no held-out loss to predict; raise it")
+        raise SweepError("mix.validation is 0, so there is no held-out loss to predict; raise it")
     rungs = tuple(
         sorted(
             (
@@ -100,7 +100,7 @@ def plan_ladder(
                 for size in dict.fromkeys(sizes)
                 for ratio in dict.fromkeys(ratios)
             ),
-            key=lambda one: (one.parameters, one.tokens),
+            key=lambda rung: (rung.parameters, rung.tokens),
         )
     )
     _check(rungs, len(dict.fromkeys(sizes)), manifest.mix.tokens)
@@ -124,39 +124,39 @@ def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | 
 
 
 def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
-    shapes = len({one.parameters for one in rungs})
+    shapes = len({rung.parameters for rung in rungs})
     if shapes < sizes:
         raise SweepError(
-            f"{sizes} sizes come out as {shapes} shape{'s' if shapes > 1 else ''}: the nearest depths are "
-            "the same, or pretrain.model says the width; give sizes that are further apart, or remove it"
+            f"{sizes} sizes give {shapes} shape{'s' if shapes > 1 else ''}: their nearest depths are equal, "
+            "or pretrain.model sets the width; give sizes that are further apart, or remove pretrain.model"
         )
-    if len({(one.parameters, one.tokens) for one in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
+    if len({(rung.parameters, rung.tokens) for rung in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
         raise SweepError(
             f"{len(rungs)} trainings of {shapes} size{'s' if shapes > 1 else ''}: the law has five "
-            f"numbers, so that a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
-            "budgets; give more of --sizes or --tokens-per-parameter"
+            f"parameters, so a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
+            "budgets; add values to --sizes or --tokens-per-parameter"
         )
-    most = max(rungs, key=lambda one: one.tokens)
-    if most.tokens > set_tokens:
+    longest = max(rungs, key=lambda rung: rung.tokens)
+    if longest.tokens > set_tokens:
         raise SweepError(
-            f"{most.name}: reads {most.tokens:,} tokens, and the set has {set_tokens:,}: the law is of "
-            f"text that is read once; set mix.tokens to at least {most.tokens}, or lower "
+            f"{longest.name} reads {longest.tokens:,} tokens, but the set has {set_tokens:,}, and the law holds "
+            f"for text that is read once; set mix.tokens to at least {longest.tokens}, or lower "
             "--tokens-per-parameter"
         )
 
 
-def climb(ladder: Ladder, shown: TextIO) -> list[float]:
-    """Train what is not trained yet; returns the held-out loss of each rung, in nats per token.
+def climb(ladder: Ladder, output: TextIO) -> list[float]:
+    """Train every rung that is not trained yet, and return the held-out loss of each, in nats per token.
 
     Args:
-        ladder: what to train.
-        shown: where to say how it goes.
+        ladder: the trainings.
+        output: stream of the progress display.
 
     Raises:
         gristmill.flows.running.run.StageFailedError: a stage failed.
-        KeyboardInterrupt: by the user, or SIGTERM; the same command resumes it.
+        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command resumes the ladder.
     """
-    console = plain_console(cast(TextIO, LastingStream(shown)))
+    console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
     previous = signal.signal(signal.SIGTERM, interrupt)
     losses: list[float] = []
@@ -171,53 +171,62 @@ def climb(ladder: Ladder, shown: TextIO) -> list[float]:
 
 
 def train_rung(rung: Rung, observer: Observer) -> float:
-    """Run the stages of a rung that are not committed yet; returns its held-out loss."""
+    """Run the stages of a rung that are not committed yet, and return its held-out loss."""
     run_recorded(rung.session, observer)
     loss = measured_loss(rung)
     if loss is None:
-        raise SweepError(f"{rung.name}: nothing was held out; raise mix.validation")
+        raise SweepError(f"{rung.name}: no rows were held out; raise mix.validation")
     return loss
 
 
 def measured_loss(rung: Rung) -> float | None:
-    """The held-out loss at the end of a training, over all sources; None where it is not committed."""
+    """Return the held-out loss at the end of a training, over all sources, or None if it is not committed."""
     folder = rung.session.committed(PRETRAIN)
     return None if folder is None else held_out_loss(folder.manifest()["summary"])
 
 
 def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
-    """Fit the law, predict the target, and compare with it where it was trained.
+    """Fit the law, predict the target's loss, and compare it with the measured one if the target was trained.
 
     Returns:
-        `rungs` (name, parameters, tokens, loss, `fitted` and `left_out`: what the law says with and without it),
-        `law` (each number with `value`, `low`, `high`), `error` (root mean square of `left_out` over the losses, as a
-        share), `target` (parameters, tokens, `set_tokens`, `predicted` with its interval, `measured`, `off` as a share
-        of the measured loss, or None), and `best_parameters` for the target's arithmetic.
+        `rungs` (name, parameters, tokens, loss, `fitted` and `left_out`: losses by the law fitted with and without the
+        rung), `law` (each parameter with `value`, `low`, `high`), `error` (relative root mean square error of
+        `left_out`), `target` (parameters, tokens, `set_tokens`, `predicted` with its interval, `measured`, `off`
+        relative to the measured loss, or None), and `best_parameters` for the target's FLOPs.
     """
-    n, d = [float(one.parameters) for one in ladder.rungs], [float(one.tokens) for one in ladder.rungs]
-    law = fit_scaling_law(n, d, losses)
-    without = left_out(law, n, d, losses)
+    parameters, tokens = (
+        [float(rung.parameters) for rung in ladder.rungs],
+        [float(rung.tokens) for rung in ladder.rungs],
+    )
+    law = fit_scaling_law(parameters, tokens, losses)
+    left_out_laws = left_out(law, parameters, tokens, losses)
     target = ladder.target
-    guesses = [one(size, tokens) for one, size, tokens in zip(without, n, d, strict=True)]
-    predicted = jackknife(law, without, lambda one: one(target.parameters, target.tokens))
+    left_out_losses = [
+        left_out_law(num_parameters, num_tokens)
+        for left_out_law, num_parameters, num_tokens in zip(left_out_laws, parameters, tokens, strict=True)
+    ]
+    predicted = jackknife(law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens))
     measured = measured_loss(target)
     rungs: list[Mapping[str, Any]] = [
         {
-            "name": one.name,
-            "parameters": one.parameters,
-            "tokens": one.tokens,
+            "name": rung.name,
+            "parameters": rung.parameters,
+            "tokens": rung.tokens,
             "loss": loss,
-            "fitted": law(one.parameters, one.tokens),
-            "left_out": guess,
-            "fingerprint": one.session.plan[PRETRAIN].fingerprint,
+            "fitted": law(rung.parameters, rung.tokens),
+            "left_out": left_out_loss,
+            "fingerprint": rung.session.plan[PRETRAIN].fingerprint,
         }
-        for one, loss, guess in zip(ladder.rungs, losses, guesses, strict=True)
+        for rung, loss, left_out_loss in zip(ladder.rungs, losses, left_out_losses, strict=True)
     ]
     flops = FLOPS_PER_WEIGHT_AND_TOKEN * target.parameters * target.tokens
     return {
         "rungs": rungs,
-        "law": described(law, without),
-        "error": (sum((guess / loss - 1) ** 2 for guess, loss in zip(guesses, losses, strict=True)) / len(losses))
+        "law": described(law, left_out_laws),
+        "error": (
+            sum((left_out_loss / loss - 1) ** 2 for left_out_loss, loss in zip(left_out_losses, losses, strict=True))
+            / len(losses)
+        )
         ** 0.5,
         "target": {
             "parameters": target.parameters,

@@ -1,4 +1,4 @@
-"""A ladder's report: tables for the terminal, JSON, and one HTML file with a picture of the law."""
+"""Report of a ladder: tables for the terminal, JSON, and one HTML file with a picture of the law."""
 
 from __future__ import annotations
 
@@ -19,69 +19,69 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
 
 CURVE_POINTS = 40
-HEADER = ("training", "weights", "tokens", "tokens/weight", "loss", "by the law", "by the others")
+HEADER = ("training", "weights", "tokens", "tokens/weight", "loss", "fitted", "left out")
 LAW = "L(N, D) = E + A / N^alpha + B / D^beta"
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 
 
-def write_ladder(manifest_file: str, found: Mapping[str, Any]) -> list[Path]:
-    """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest; returns them."""
+def write_ladder(manifest_file: str, ladder: Mapping[str, Any]) -> list[Path]:
+    """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest, and return their paths."""
     file = Path(manifest_file)
     written = [file.with_name(f"{file.stem}-ladder.json"), file.with_name(f"{file.stem}-ladder.html")]
-    write_json(written[0], dict(found))
+    write_json(written[0], dict(ladder))
     with atomic_write(written[1]) as sink:
-        sink.write(ladder_page(file.name, found).encode())
+        sink.write(ladder_page(file.name, ladder).encode())
     return written
 
 
-def print_ladder(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a ladder for people."""
+def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a ladder as text."""
     console = console or plain_console()
-    table = new_table(*((name, place > 0) for place, name in enumerate(HEADER)))
-    for row in _rows(found):
+    table = new_table(*((name, column > 0) for column, name in enumerate(HEADER)))
+    for row in _rows(ladder):
         table.add_row(*row)
     console.print(table)
     console.print(
-        Text("; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(found)), style="dim")
+        Text("; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder)), style="dim")
     )
-    console.print(Text(describe_target(found), style="bold green"))
+    console.print(Text(describe_target(ladder), style="bold green"))
 
 
-def describe_target(found: Mapping[str, Any]) -> str:
-    """The prediction in sentences, what to think of it, and how far off it was."""
-    target = found["target"]
+def describe_target(ladder: Mapping[str, Any]) -> str:
+    """Describe the prediction in sentences: its interval, its error, and its caveats."""
+    target = ladder["target"]
     predicted, measured = target["predicted"], target["measured"]
-    said = [
+    sentences = [
         f"predicted for {target['parameters']:,} weights and {target['tokens']:,} tokens: a held-out loss of "
-        f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; left out one "
-        f"by one, the trainings are predicted within {found['error']:.2%}"
+        f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; the "
+        f"leave-one-out error of the trainings is {ladder['error']:.2%}"
     ]
     if measured is not None:
         inside = "inside" if predicted["low"] <= measured <= predicted["high"] else "outside"
-        said.append(
-            f"the target was trained: {measured:.4f}, so that the prediction is off by {target['off']:+.2%}, "
-            f"{inside} its interval"
+        sentences.append(
+            f"the target was trained to {measured:.4f}: the prediction is off by {target['off']:+.2%}, and the "
+            f"measured loss lies {inside} its interval"
         )
     if target["tokens"] > target["set_tokens"]:
-        said.append(
-            f"the target reads its set of {target['set_tokens']:,} tokens more than once, and the law is of "
-            "text that is read once: expect more"
+        sentences.append(
+            f"the target reads its set of {target['set_tokens']:,} tokens more than once, but the law holds for "
+            "text that is read once: expect a higher loss"
         )
-    said.append(
-        "size or data make no difference by this law: give sizes and budgets that are further apart"
-        if found["best_parameters"] is None
-        else f"by this law {found['best_parameters']:,.3g} weights would be best for the target's arithmetic"
+    sentences.append(
+        "by this law the size or the data make no difference: give sizes and budgets that are further apart"
+        if ladder["best_parameters"] is None
+        else f"by this law {ladder['best_parameters']:,.3g} weights would be best for the target's FLOPs"
     )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
-def ladder_page(name: str, found: Mapping[str, Any]) -> str:
-    """The ladder as one self-contained page."""
-    law = ScalingLaw(**{key: value["value"] for key, value in found["law"].items()})
+def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
+    """Render the ladder as one self-contained HTML page."""
+    law = ScalingLaw(**{key: value["value"] for key, value in ladder["law"].items()})
     series = {}
-    target = found["target"]
-    for size, group in groupby(found["rungs"], key=lambda one: one["parameters"]):
-        points = [(one["tokens"], one["loss"]) for one in group]
+    target = ladder["target"]
+    for size, group in groupby(ladder["rungs"], key=lambda rung: rung["parameters"]):
+        points = [(rung["tokens"], rung["loss"]) for rung in group]
         series[f"{size:,} weights"] = (points, _curve(law, size, points[0][0], points[-1][0]))
     predicted = target["predicted"]
     picture = laws(
@@ -94,11 +94,11 @@ def ladder_page(name: str, found: Mapping[str, Any]) -> str:
     return page(
         f"Ladder of {name}",
         [
-            Section("Trainings", [Table(HEADER, _rows(found), set(range(1, len(HEADER))))]),
-            Section("Law", [Table(["number", "value", "95 % interval"], _numbers(found), {1, 2})]),
+            Section("Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]),
+            Section("Law", [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})]),
         ],
-        note=describe_target(found),
-        parts=[Figure(picture, f"What was measured, and {LAW}.")],
+        note=describe_target(ladder),
+        parts=[Figure(picture, f"Measured losses, and the fitted law {LAW}.")],
     )
 
 
@@ -106,23 +106,23 @@ def _curve(law: ScalingLaw, size: float, first: float, last: float) -> list[tupl
     return [(float(tokens), law(size, float(tokens))) for tokens in np.geomspace(first, max(last, first), CURVE_POINTS)]
 
 
-def _rows(found: Mapping[str, Any]) -> list[list[str]]:
+def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
-            one["name"],
-            f"{one['parameters']:,}",
-            f"{one['tokens']:,}",
-            f"{one['tokens'] / one['parameters']:.3g}",
-            f"{one['loss']:.4f}",
-            f"{one['fitted']:.4f}",
-            f"{one['left_out']:.4f}",
+            rung["name"],
+            f"{rung['parameters']:,}",
+            f"{rung['tokens']:,}",
+            f"{rung['tokens'] / rung['parameters']:.3g}",
+            f"{rung['loss']:.4f}",
+            f"{rung['fitted']:.4f}",
+            f"{rung['left_out']:.4f}",
         ]
-        for one in found["rungs"]
+        for rung in ladder["rungs"]
     ]
 
 
-def _numbers(found: Mapping[str, Any]) -> list[list[str]]:
+def _numbers(ladder: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [NUMBERS[name], f"{one['value']:.4g}", f"{one['low']:.3g} to {one['high']:.3g}"]
-        for name, one in found["law"].items()
+        [NUMBERS[name], f"{interval['value']:.4g}", f"{interval['low']:.3g} to {interval['high']:.3g}"]
+        for name, interval in ladder["law"].items()
     ]

@@ -1,7 +1,7 @@
-"""The law of loss by size and data, L(N, D) = E + A / N^alpha + B / D^beta, fitted to measured trainings.
+"""Scaling law of loss by size and data, L(N, D) = E + A / N^alpha + B / D^beta, fitted to measured trainings.
 
-Hoffmann et al. 2022, section 3.3 and appendix D.2: the Huber loss of the logarithms, so that one bad training does not
-bend the law. Given both exponents the rest is linear, and a grid of exponents has the starts of the search.
+Hoffmann et al. 2022, section 3.3 and appendix D.2: the Huber loss of the logarithms, so that one outlier does not
+distort the law. With both exponents fixed the law is linear, and a grid of exponents gives the search's starting points.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import product
 import numpy as np
 
 HUBER = 1e-3
-"""Where the loss turns from squares to lengths, in the logarithm of the loss (Hoffmann et al. 2022, appendix D.2)."""
+"""Huber threshold, in the logarithm of the loss (Hoffmann et al. 2022, appendix D.2)."""
 EXPONENTS = tuple(np.round(np.arange(0.05, 1.2, 0.15), 2).tolist())
-"""Of the grid; published ones lie between 0.2 and 0.6 (Hoffmann et al. 2022; Besiroglu et al. 2024)."""
+"""Grid of exponents; published ones lie between 0.2 and 0.6 (Hoffmann et al. 2022; Besiroglu et al. 2024)."""
 STEEPEST, FLATTEST = 3.0, 1e-3
-"""Exponents up to the first are looked for; below the second (of factors too) a term is a constant."""
+"""Upper bound of the exponents, and the exponent or factor below which a term counts as constant."""
 STARTS = 4
 LEAST_RUNS = 6
-"""One more than the law has numbers: without one of the runs the others still determine it."""
+"""One more than the law's parameters: any run can be left out, and the others still determine the law."""
 CONFIDENCE = 0.95
 FLOPS_PER_WEIGHT_AND_TOKEN = 6
 """Kaplan et al. 2020, section 2.1: forward 2, backward 4."""
@@ -38,12 +38,12 @@ class ScalingLaw:
     beta: float
 
     def __call__(self, parameters: float, tokens: float) -> float:
-        """The loss of a model of N weights after D tokens."""
+        """Return the loss of a model of N weights after D tokens."""
         return float(self.floor + self.a * parameters**-self.alpha + self.b * tokens**-self.beta)
 
     def best_parameters(self, flops: float) -> float | None:
-        """N of the least loss for so much arithmetic, 6 N D (Hoffmann et al. 2022, equation 4); None where one of the
-        two makes no difference."""
+        """Return the N of least loss for a budget of 6 N D FLOPs (Hoffmann et al. 2022, equation 4), or None if the
+        loss does not depend on both N and D."""
         if min(self.alpha, self.beta) < FLATTEST or min(self.a, self.b) < FLATTEST:
             return None
         ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
@@ -52,7 +52,7 @@ class ScalingLaw:
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and its 95 % interval."""
+    """A value and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -65,17 +65,20 @@ def fit_scaling_law(
     """Fit the law to trainings of N weights on D tokens, each with its loss (nats per token).
 
     Args:
-        start: where the search begins besides the best points of the grid.
+        parameters: N of each training.
+        tokens: D of each training.
+        losses: loss of each training.
+        start: starting point of the search, in addition to the best points of the grid.
 
     Raises:
-        ValueError: there are fewer trainings than numbers to fit, or a loss is not positive.
+        ValueError: there are fewer trainings than parameters to fit, or a loss is not positive.
     """
     from scipy.optimize import least_squares
 
     n, d, measured = (np.asarray(values, dtype=np.float64) for values in (parameters, tokens, losses))
     if len(measured) < LEAST_RUNS - 1 or not (measured > 0).all():
-        raise ValueError(f"a law of five numbers needs at least {LEAST_RUNS - 1} positive losses, not {losses}")
-    # About the middle of what was measured all terms are of one size.
+        raise ValueError(f"a law of five parameters needs at least {LEAST_RUNS - 1} positive losses, not {losses}")
+    # Dividing by the geometric means brings all terms to one order of magnitude.
     middle_n, middle_d = (math.exp(np.log(values).mean()) for values in (n, d))
     n, d = n / middle_n, d / middle_d
 
@@ -104,10 +107,10 @@ def fit_scaling_law(
                 ]
             ),
         )
-    found = [
+    solutions = [
         least_squares(
             residuals,
-            np.clip(one, np.add(low, 1e-9), np.subtract(high, 1e-9)),
+            np.clip(start, np.add(low, 1e-9), np.subtract(high, 1e-9)),
             jac=jacobian,
             bounds=(low, high),
             loss="huber",
@@ -117,9 +120,9 @@ def fit_scaling_law(
             gtol=1e-12,
             max_nfev=400,
         )
-        for one in starts
+        for start in starts
     ]
-    floor, a, alpha, b, beta = min(found, key=lambda one: one.cost).x.tolist()
+    floor, a, alpha, b, beta = min(solutions, key=lambda solution: solution.cost).x.tolist()
     return ScalingLaw(
         math.exp(floor), math.exp(a + alpha * math.log(middle_n)), alpha, math.exp(b + beta * math.log(middle_d)), beta
     )
@@ -128,61 +131,64 @@ def fit_scaling_law(
 def left_out(
     law: ScalingLaw, parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]
 ) -> list[ScalingLaw]:
-    """The laws without each of the trainings."""
+    """Fit one law per training, without that training."""
 
-    def but(values: Sequence[float], one: int) -> list[float]:
-        return [*values[:one], *values[one + 1 :]]
+    def without(values: Sequence[float], index: int) -> list[float]:
+        return [*values[:index], *values[index + 1 :]]
 
     return [
-        fit_scaling_law(but(parameters, one), but(tokens, one), but(losses, one), law) for one in range(len(losses))
+        fit_scaling_law(without(parameters, index), without(tokens, index), without(losses, index), law)
+        for index in range(len(losses))
     ]
 
 
-def jackknife(law: ScalingLaw, without: Sequence[ScalingLaw], of: Callable[[ScalingLaw], float]) -> Interval:
-    """A number of a law, with an interval by the laws without each training (Efron and Tibshirani 1993, chapter 11)."""
+def jackknife(
+    law: ScalingLaw, left_out_laws: Sequence[ScalingLaw], statistic: Callable[[ScalingLaw], float]
+) -> Interval:
+    """Return a statistic of a law with its jackknife interval (Efron and Tibshirani 1993, chapter 11)."""
     from scipy.stats import t
 
-    values = np.array([of(one) for one in without])
+    values = np.array([statistic(left_out_law) for left_out_law in left_out_laws])
     deviation = math.sqrt((len(values) - 1) * values.var())
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * deviation
-    value = of(law)
-    return Interval(value, value - reach, value + reach)
+    half_width = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * deviation
+    value = statistic(law)
+    return Interval(value, value - half_width, value + half_width)
 
 
-def described(law: ScalingLaw, without: Sequence[ScalingLaw]) -> dict[str, dict[str, float]]:
-    """The law's numbers with their intervals; of `a` and `b`, which span decades, those of their logarithms."""
+def described(law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]) -> dict[str, dict[str, float]]:
+    """Return the law's parameters with their intervals; those of `a` and `b`, which span decades, are logarithmic."""
     names = ("floor", "a", "alpha", "b", "beta")
     numbers = {}
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         is_log = name in ("a", "b")
-        found = jackknife(
+        interval = jackknife(
             law,
-            without,
-            lambda one, place=place, is_log=is_log: (  # type: ignore[misc]
-                _log(astuple(one)[place]) if is_log else astuple(one)[place]
+            left_out_laws,
+            lambda fitted, position=position, is_log=is_log: (  # type: ignore[misc]
+                _log(astuple(fitted)[position]) if is_log else astuple(fitted)[position]
             ),
         )
-        numbers[name] = {key: _exp(value) if is_log else max(value, 0.0) for key, value in vars(found).items()}
+        numbers[name] = {key: _exp(value) if is_log else max(value, 0.0) for key, value in vars(interval).items()}
     return numbers
 
 
 def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
-    """The best points of a grid of exponents, with the rest by least squares of relative errors."""
+    """Return the best points of a grid of exponents; the other parameters are least squares of relative errors."""
     from scipy.optimize import nnls
 
-    found = []
+    candidates = []
     for alpha, beta in product(EXPONENTS, EXPONENTS):
         columns = np.stack([np.ones(len(n)), n**-alpha, d**-beta], axis=1) / losses[:, None]
         (floor, a, b), error = nnls(columns, np.ones(len(n)))
-        found.append((error, (_log(floor), _log(a), alpha, _log(b), beta)))
-    return [np.array(start) for _, start in sorted(found)[:STARTS]]
+        candidates.append((error, (_log(floor), _log(a), alpha, _log(b), beta)))
+    return [np.array(start) for _, start in sorted(candidates)[:STARTS]]
 
 
 def _log(value: float) -> float:
-    """Of what may be 0."""
+    """Return the logarithm of a value that may be 0."""
     return math.log(max(value, 1e-8))
 
 
 def _exp(value: float) -> float:
-    """Of what may be out of all proportion."""
+    """Return the exponential of a value that may overflow."""
     return math.exp(min(value, 300.0))

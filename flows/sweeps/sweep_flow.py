@@ -1,4 +1,4 @@
-"""The Prefect flow of a sweep, one task for the stages that all mixtures share and one per mixture, and its start."""
+"""Prefect flow of a sweep, with one task for the stages that all mixtures share and one per mixture, and its launch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_s
 PROXY = ProxyModel()
 SHARED = "shared stages"
 sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
-"""What the terminal that called the flow has planned; the parameters that Prefect gets are masked."""
+"""Sweep planned by the terminal that calls the flow; the parameters that Prefect records are masked."""
 
 
 @task(name=SHARED, task_run_name=SHARED, cache_policy=NO_CACHE, persist_result=False, retries=0)
 def shared_stages(sweep: Sweep, observer: Observer) -> None:
-    """Make what all mixtures share."""
+    """Run the stages that all mixtures share."""
     run_shared(sweep, observer)
 
 
@@ -53,9 +53,9 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
 
 
 def name_of_run() -> str:
-    """The name of the current run."""
-    given = flow_run.parameters
-    return f"mixtures of {run_name(given['manifest'], given.get('overrides', ()))}"
+    """Return the name of the current flow run."""
+    parameters = flow_run.parameters
+    return f"mixtures of {run_name(parameters['manifest'], parameters.get('overrides', ()))}"
 
 
 @flow(name="gristmill-sweep", flow_run_name=name_of_run, persist_result=False, log_prints=False)
@@ -79,13 +79,13 @@ def gristmill_sweep(
         model: The proxy's size.
         overrides: Settings that replace the manifest's, one each, such as pretrain.global_batch_size=8
         store: Folder or URL of the outputs; empty for the default.
-        target: How much each source counts in the mean; the manifest's weights if there is none.
+        target: Share of each source in the objective; the manifest's weights if empty.
     """
     with owned_run():
         sweep = sweep_of_caller.get()
         if sweep is not None:
             return _run(sweep)
-        shares = {one.source: one.share for one in target} or None
+        shares = {source_share.source: source_share.share for source_share in target} or None
         try:
             with publishing_refusal(manifest):
                 refuse_secrets({"overrides": list(overrides), "store": store})
@@ -104,15 +104,15 @@ def _run(sweep: Sweep) -> list[dict[str, Any]]:
         shared_stages(sweep, observer)
         for number in range(len(sweep.mixtures)):
             name = mixture_name(number)
-            named: Any = mixture.with_options(name=name, task_run_name=name, tags={TRAINING_TAG})
-            outcomes.append(named(sweep, number, observer))
+            mixture_task: Any = mixture.with_options(name=name, task_run_name=name, tags={TRAINING_TAG})
+            outcomes.append(mixture_task(sweep, number, observer))
     finally:
         observer.close()
     return outcomes
 
 
 def mixture_name(number: int) -> str:
-    """The name of the task of a mixture."""
+    """Return the name of a mixture's task."""
     return f"mixture-{number:02d}"
 
 
@@ -125,23 +125,23 @@ def launch_sweep(
     tracked: bool,
     output: TextIO,
 ) -> list[dict[str, Any]]:
-    """Train every proxy that is not trained yet; returns the outcomes of all mixtures.
+    """Train every proxy that is not trained yet, and return the outcomes of all mixtures.
 
     Args:
-        sweep: what to train.
-        grid_file, steps, model, overrides: what it was planned from, for Prefect to show.
-        tracked: whether it is recorded in Prefect.
-        output: where to say how it goes.
+        sweep: the planned sweep.
+        grid_file, steps, model, overrides: arguments of the plan, shown by Prefect.
+        tracked: whether to record the sweep in Prefect.
+        output: stream of the progress display.
 
     Raises:
         StageFailedError: a stage that all mixtures share failed.
-        LeaseLostError: another run took a stage over while this one was paused.
-        KeyboardInterrupt: by the user, or SIGTERM; the same command resumes it.
+        LeaseLostError: another run took over a stage while this one was paused.
+        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command resumes the sweep.
     """
     console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
-    # Prefect keeps these for everybody to read; what the flow works with is the sweep.
-    shown: dict[str, Any] = {
+    # Prefect shows these parameters to every user of the server; the flow itself works with the sweep.
+    parameters: dict[str, Any] = {
         "manifest": sweep.manifest_file,
         "grid": str(grid_file),
         "steps": steps,
@@ -157,7 +157,7 @@ def launch_sweep(
             is_shown, sentence = choose_tracking()
             console.print(Text(sentence, style="dim"))
             if is_shown:
-                return _run_tracked(sweep, shown, observer)
+                return _run_tracked(sweep, parameters, observer)
         run_shared(sweep, observer)
         return [run_mixture(sweep, number, observer) for number in range(len(sweep.mixtures))]
     finally:
@@ -165,10 +165,10 @@ def launch_sweep(
         signal.signal(signal.SIGTERM, previous)
 
 
-def _run_tracked(sweep: Sweep, shown: dict[str, Any], observer: TerminalObserver) -> list[dict[str, Any]]:
+def _run_tracked(sweep: Sweep, parameters: dict[str, Any], observer: TerminalObserver) -> list[dict[str, Any]]:
     tokens = observer_of_caller.set(observer), sweep_of_caller.set(sweep)
     try:
-        return gristmill_sweep(**{**shown, "overrides": tuple(shown["overrides"])})
+        return gristmill_sweep(**{**parameters, "overrides": tuple(parameters["overrides"])})
     finally:
         observer_of_caller.reset(tokens[0])
         sweep_of_caller.reset(tokens[1])

@@ -82,7 +82,7 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
     ("text", "complaint"),
     [
         ("mixtures: [{poetry: 1}, {prose: 1}]", "no such source: poetry \\(sources: prose, code, maths\\)"),
-        ("- {prose: 1}\n- {prose: 2}", "a sweep compares mixtures, and there are 1"),
+        ("- {prose: 1}\n- {prose: 2}", "a sweep needs at least 2 mixtures, not 1"),
         ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
         ("mixes: []", "mixes: unknown key.*a mapping with mixtures, grid, dirichlet"),
         ("- {prose: -1}", "mixtures.0.prose: input should be greater than or equal to 0"),
@@ -215,7 +215,7 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
     assert found["limits"] == {"prose": 0.3, "code": 1.0}
     assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
     assert found["suggestion"]["best_tried"]["mixture"] == 1
-    assert "prose (0.300) at the most that max_epochs allows" in describe_suggestion(found)
+    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(found)
     refused = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
     assert refused["suggestion"] is None
     assert "the largest shares are prose 0.030, code 0.400; raise a max_epochs" in describe_suggestion(refused)
@@ -305,7 +305,7 @@ def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
     ]
     found = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
     assert found["suggestion"] is None
-    assert "no mixture is suggested: left out one by one" in describe_suggestion(found)
+    assert "no mixture is suggested: the leave-one-out error of the fit is" in describe_suggestion(found)
     assert "no mixture is suggested" in as_html("small", found)
 
 
@@ -315,7 +315,7 @@ def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_
     failed = {"mixture": 2, "weights": mixtures[2], "proxies": [], "error": "too few tokens"}
     found = analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed])
     assert [one["mixture"] for one in found["failed"]] == [2]
-    assert "2 mixtures are too few to fit anything" in found["refusal"]
+    assert "2 mixtures are too few to fit a model" in found["refusal"]
     with pytest.raises(SweepError, match="measured on different held-out rows"):
         analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values, rows="w")])
 
