@@ -75,9 +75,12 @@ def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weigh
     Raises:
         SweepError: a source is unknown, all weights of a mixture are 0, or there are fewer than two mixtures.
     """
+    candidates = list(grid.mixtures)
+    if grid.grid:
+        combinations = itertools.product(*grid.grid.values())
+        candidates += [dict(zip(grid.grid, values, strict=True)) for values in combinations]
     mixtures: list[Weights] = []
-    combinations = [dict(zip(grid.grid, values, strict=True)) for values in itertools.product(*grid.grid.values())]
-    for weights in (*grid.mixtures, *(combinations if grid.grid else ())):
+    for weights in candidates:
         unknown = sorted(weights.keys() - manifest_weights.keys())
         if unknown:
             raise SweepError(f"no such source: {', '.join(unknown)} (sources: {', '.join(manifest_weights)})")

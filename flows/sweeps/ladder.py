@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO, cast
 
@@ -80,31 +81,21 @@ def plan_ladder(
         )
     if not manifest.mix.validation:
         raise SweepError("mix.validation is 0, so there is no held-out loss to predict; raise it")
-    rungs = tuple(
-        sorted(
-            (
-                _rung(
-                    f"{size} x {ratio:g}",
-                    manifest_file,
-                    [
-                        *overrides,
-                        f"pretrain.size={size}",
-                        "pretrain.depth=null",
-                        f"pretrain.tokens_per_parameter={ratio:g}",
-                        "pretrain.steps=null",
-                        "pretrain.early_stopping=null",
-                        "merge=null",
-                    ],
-                    store,
-                )
-                for size in dict.fromkeys(sizes)
-                for ratio in dict.fromkeys(ratios)
-            ),
-            key=lambda rung: (rung.parameters, rung.tokens),
-        )
-    )
-    _check(rungs, len(dict.fromkeys(sizes)), manifest.mix.tokens)
-    return Ladder(rungs, target, manifest.mix.tokens)
+    rungs = []
+    for size, ratio in itertools.product(dict.fromkeys(sizes), dict.fromkeys(ratios)):
+        rung_overrides = [
+            *overrides,
+            f"pretrain.size={size}",
+            "pretrain.depth=null",
+            f"pretrain.tokens_per_parameter={ratio:g}",
+            "pretrain.steps=null",
+            "pretrain.early_stopping=null",
+            "merge=null",
+        ]
+        rungs.append(_rung(f"{size} x {ratio:g}", manifest_file, rung_overrides, store))
+    rungs.sort(key=lambda rung: (rung.parameters, rung.tokens))
+    _check(rungs, len(set(sizes)), manifest.mix.tokens)
+    return Ladder(tuple(rungs), target, manifest.mix.tokens)
 
 
 def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | None) -> Rung:
@@ -125,14 +116,16 @@ def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | 
 
 def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
     shapes = len({rung.parameters for rung in rungs})
+    plural = "s" if shapes > 1 else ""
     if shapes < sizes:
         raise SweepError(
-            f"{sizes} sizes give {shapes} shape{'s' if shapes > 1 else ''}: their nearest depths are equal, "
+            f"{sizes} sizes give {shapes} shape{plural}: their nearest depths are equal, "
             "or pretrain.model sets the width; give sizes that are further apart, or remove pretrain.model"
         )
-    if len({(rung.parameters, rung.tokens) for rung in rungs}) < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
+    distinct_runs = len({(rung.parameters, rung.tokens) for rung in rungs})
+    if distinct_runs < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
         raise SweepError(
-            f"{len(rungs)} trainings of {shapes} size{'s' if shapes > 1 else ''}: the law has five "
+            f"{len(rungs)} trainings of {shapes} size{plural}: the law has five "
             f"parameters, so a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
             "budgets; add values to --sizes or --tokens-per-parameter"
         )
@@ -194,40 +187,34 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
         `left_out`), `target` (parameters, tokens, `set_tokens`, `predicted` with its interval, `measured`, `off`
         relative to the measured loss, or None), and `best_parameters` for the target's FLOPs.
     """
-    parameters, tokens = (
-        [float(rung.parameters) for rung in ladder.rungs],
-        [float(rung.tokens) for rung in ladder.rungs],
-    )
+    parameters = [float(rung.parameters) for rung in ladder.rungs]
+    tokens = [float(rung.tokens) for rung in ladder.rungs]
     law = fit_scaling_law(parameters, tokens, losses)
     left_out_laws = left_out(law, parameters, tokens, losses)
     target = ladder.target
-    left_out_losses = [
-        left_out_law(num_parameters, num_tokens)
-        for left_out_law, num_parameters, num_tokens in zip(left_out_laws, parameters, tokens, strict=True)
-    ]
     predicted = jackknife(law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens))
     measured = measured_loss(target)
-    rungs: list[Mapping[str, Any]] = [
-        {
-            "name": rung.name,
-            "parameters": rung.parameters,
-            "tokens": rung.tokens,
-            "loss": loss,
-            "fitted": law(rung.parameters, rung.tokens),
-            "left_out": left_out_loss,
-            "fingerprint": rung.session.plan[PRETRAIN].fingerprint,
-        }
-        for rung, loss, left_out_loss in zip(ladder.rungs, losses, left_out_losses, strict=True)
-    ]
+    rungs: list[dict[str, Any]] = []
+    squared_errors = []
+    for rung, loss, left_out_law in zip(ladder.rungs, losses, left_out_laws, strict=True):
+        left_out_loss = left_out_law(rung.parameters, rung.tokens)
+        squared_errors.append((left_out_loss / loss - 1) ** 2)
+        rungs.append(
+            {
+                "name": rung.name,
+                "parameters": rung.parameters,
+                "tokens": rung.tokens,
+                "loss": loss,
+                "fitted": law(rung.parameters, rung.tokens),
+                "left_out": left_out_loss,
+                "fingerprint": rung.session.plan[PRETRAIN].fingerprint,
+            }
+        )
     flops = FLOPS_PER_WEIGHT_AND_TOKEN * target.parameters * target.tokens
     return {
         "rungs": rungs,
         "law": described(law, left_out_laws),
-        "error": (
-            sum((left_out_loss / loss - 1) ** 2 for left_out_loss, loss in zip(left_out_losses, losses, strict=True))
-            / len(losses)
-        )
-        ** 0.5,
+        "error": (sum(squared_errors) / len(losses)) ** 0.5,
         "target": {
             "parameters": target.parameters,
             "tokens": target.tokens,

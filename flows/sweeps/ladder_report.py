@@ -27,11 +27,12 @@ NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 def write_ladder(manifest_file: str, ladder: Mapping[str, Any]) -> list[Path]:
     """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest, and return their paths."""
     file = Path(manifest_file)
-    written = [file.with_name(f"{file.stem}-ladder.json"), file.with_name(f"{file.stem}-ladder.html")]
-    write_json(written[0], dict(ladder))
-    with atomic_write(written[1]) as sink:
+    json_file = file.with_name(f"{file.stem}-ladder.json")
+    html_file = file.with_name(f"{file.stem}-ladder.html")
+    write_json(json_file, dict(ladder))
+    with atomic_write(html_file) as sink:
         sink.write(ladder_page(file.name, ladder).encode())
-    return written
+    return [json_file, html_file]
 
 
 def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> None:
@@ -41,16 +42,16 @@ def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> N
     for row in _rows(ladder):
         table.add_row(*row)
     console.print(table)
-    console.print(
-        Text("; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder)), style="dim")
-    )
+    law = "; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder))
+    console.print(Text(law, style="dim"))
     console.print(Text(describe_target(ladder), style="bold green"))
 
 
 def describe_target(ladder: Mapping[str, Any]) -> str:
     """Describe the prediction in sentences: its interval, its error, and its caveats."""
     target = ladder["target"]
-    predicted, measured = target["predicted"], target["measured"]
+    predicted = target["predicted"]
+    measured = target["measured"]
     sentences = [
         f"predicted for {target['parameters']:,} weights and {target['tokens']:,} tokens: a held-out loss of "
         f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; the "
@@ -67,11 +68,13 @@ def describe_target(ladder: Mapping[str, Any]) -> str:
             f"the target reads its set of {target['set_tokens']:,} tokens more than once, but the law holds for "
             "text that is read once: expect a higher loss"
         )
-    sentences.append(
-        "by this law the size or the data make no difference: give sizes and budgets that are further apart"
-        if ladder["best_parameters"] is None
-        else f"by this law {ladder['best_parameters']:,.3g} weights would be best for the target's FLOPs"
-    )
+    best_parameters = ladder["best_parameters"]
+    if best_parameters is None:
+        sentences.append(
+            "by this law the size or the data make no difference: give sizes and budgets that are further apart"
+        )
+    else:
+        sentences.append(f"by this law {best_parameters:,.3g} weights would be best for the target's FLOPs")
     return "; ".join(sentences)
 
 
@@ -82,7 +85,10 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
     target = ladder["target"]
     for size, group in groupby(ladder["rungs"], key=lambda rung: rung["parameters"]):
         points = [(rung["tokens"], rung["loss"]) for rung in group]
-        series[f"{size:,} weights"] = (points, _curve(law, size, points[0][0], points[-1][0]))
+        least = points[0][0]
+        most = max(points[-1][0], least)
+        curve = [(float(tokens), law(size, float(tokens))) for tokens in np.geomspace(least, most, CURVE_POINTS)]
+        series[f"{size:,} weights"] = (points, curve)
     predicted = target["predicted"]
     picture = laws(
         series,
@@ -100,10 +106,6 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
         note=describe_target(ladder),
         parts=[Figure(picture, f"Measured losses, and the fitted law {LAW}.")],
     )
-
-
-def _curve(law: ScalingLaw, size: float, first: float, last: float) -> list[tuple[float, float]]:
-    return [(float(tokens), law(size, float(tokens))) for tokens in np.geomspace(first, max(last, first), CURVE_POINTS)]
 
 
 def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:

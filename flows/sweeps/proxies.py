@@ -47,7 +47,7 @@ class Sweep:
         store: folder or URL of the outputs, as the user wrote it.
         mixtures: shares of every source, each summing to 1.
         seeds: seeds of initialisation and order; every mixture is trained with each of them.
-        own: the manifest's weights.
+        manifest_weights: the manifest's weight of each source.
         target: source -> share of its bits per byte in the objective, or task -> share of its error; the shares sum
             to 1, and the objective is minimized.
         tokens: size of the manifest's own set, to which the suggested mixture and the repetition limits apply.
@@ -58,7 +58,7 @@ class Sweep:
     store: str | None
     mixtures: tuple[Weights, ...]
     seeds: tuple[int, ...]
-    own: Weights
+    manifest_weights: Weights
     target: Weights
     tokens: int = 0
 
@@ -107,27 +107,27 @@ def plan_sweep(
         raise SweepError(f"{manifest_file} has no `mix:` and `pretrain:` sections; a sweep trains a model on mixtures")
     manifest_weights = own_weights(manifest)
     tasks = [task.name for task in manifest.pretrain.tasks]
-    if ambiguous := sorted(manifest_weights.keys() & set(tasks) & (target or {}).keys()):
+    requested = target or {}
+    ambiguous = sorted(manifest_weights.keys() & set(tasks) & requested.keys())
+    if ambiguous:
         raise SweepError(f"--target: {ambiguous[0]} is both a source and a task; rename the task")
-    unknown = sorted((target or {}).keys() - manifest_weights.keys() - set(tasks))
+    unknown = sorted(requested.keys() - manifest_weights.keys() - set(tasks))
     if unknown:
         raise SweepError(
             f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(manifest_weights)}; tasks of "
             f"pretrain.tasks: {', '.join(tasks) or 'none'})"
         )
-    negative = sorted(name for name, share in (target or {}).items() if share < 0)
+    negative = sorted(name for name, share in requested.items() if share < 0)
     if negative:
         raise SweepError(f"--target: the share of {negative[0]} is below 0; shares are 0 or more")
-    target_shares = normalised(
-        {
-            name: (target or manifest_weights).get(name, 0.0)
-            for name in (*manifest_weights, *(task for task in tasks if task in (target or {})))
-        }
-    )
+    requested_tasks = [task for task in tasks if task in requested]
+    target_weights = target or manifest_weights
+    target_shares = normalised({name: target_weights.get(name, 0.0) for name in (*manifest_weights, *requested_tasks)})
+    proxy_model = yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()
     proxy_overrides = [
         f"pretrain.steps={steps}",
         f"pretrain.validate_every={steps}",
-        f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}",
+        f"pretrain.model={proxy_model}",
     ]
     # Read from the proxy's manifest, since batch ramps depend on the number of steps.
     proxy_manifest = open_session(manifest_file, [*overrides, *proxy_overrides], store).manifest
@@ -175,12 +175,11 @@ def weight_overrides(weights: Mapping[str, float]) -> list[str]:
 
 def without_limits(manifest: Manifest) -> list[str]:
     """Return the settings that remove limits in tokens from sources: they apply to the whole set, not to a proxy."""
-    return [
-        f"sources.{name}.{key}=null"
-        for name, source in manifest.sources.items()
-        for key in ("min_tokens", "max_tokens")
-        if getattr(source, key) is not None
-    ]
+    settings = []
+    for name, source in manifest.sources.items():
+        limits = {"min_tokens": source.min_tokens, "max_tokens": source.max_tokens}
+        settings += [f"sources.{name}.{key}=null" for key, limit in limits.items() if limit is not None]
+    return settings
 
 
 def run_shared(sweep: Sweep, observer: Observer) -> None:
@@ -209,7 +208,8 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
         session = sweep.proxy(number, seed)
         mixed = replace(session, plan={name: node for name, node in session.plan.items() if name != PRETRAIN})
         try:
-            run_recorded(mixed, observer, SHARED_UNTIL, {name: sweep.target[name] for name in sweep.own})
+            source_shares = {name: sweep.target[name] for name in sweep.manifest_weights}
+            run_recorded(mixed, observer, SHARED_UNTIL, source_shares)
             folder = trained_alike(session)
             if folder is None:
                 run_recorded(session, observer, MIXTURE)
@@ -236,17 +236,18 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
 
 def trained_alike(session: Session) -> StageFolder | None:
     """Return a committed training with the same recipe on a set with the same rows, under any fingerprint, or None."""
-    mixture_rows, node = _rows_of(session.folder(MIXTURE).data), session.plan[PRETRAIN]
+    mixture_rows = _rows_of(session.folder(MIXTURE).data)
+    node = session.plan[PRETRAIN]
     trainings = session.folder(PRETRAIN).path.parent
     for path in sorted(trainings.iterdir()) if trainings.exists() else ():
         folder = StageFolder(path)
         if folder.state() != "committed":
             continue
         stage_record = read_json(folder.path / "stage.json")
-        if (stage_record["recipe"], stage_record["version"]) == (node.recipe, node.stage.version):
-            inputs = read_inputs(stage_record)
-            if _rows_of(inputs[MIXTURE]) == mixture_rows:
-                return folder
+        if (stage_record["recipe"], stage_record["version"]) != (node.recipe, node.stage.version):
+            continue
+        if _rows_of(read_inputs(stage_record)[MIXTURE]) == mixture_rows:
+            return folder
     return None
 
 
@@ -255,18 +256,18 @@ def _rows_of(folder: Path) -> tuple[str, ...] | None:
     if not (folder / MANIFEST).exists():
         return None
     with closing(PackedSet(folder)) as packed:
-        return packed.fingerprint, *sorted(
-            f"{name} {rows['sha256']}" for name, rows in packed.manifest["validation"].items()
-        )
+        held_out = packed.manifest["validation"]
+        return packed.fingerprint, *sorted(f"{name} {rows['sha256']}" for name, rows in held_out.items())
 
 
 def supply_of(session: Session) -> dict[str, float]:
     """Return the tokens that a mixture may read of each of its sources: one epoch, times `max_epochs`."""
     packed = read_json(session.folder(MIXTURE).data / MANIFEST)
+    requested = packed["requested"]
     return {
-        name: realised["available_tokens"] * packed["requested"][name]["max_epochs"]
+        name: realised["available_tokens"] * requested[name]["max_epochs"]
         for name, realised in packed["realised"].items()
-        if name in packed["requested"]
+        if name in requested
     }
 
 
@@ -275,10 +276,15 @@ def task_errors(metrics: Path) -> dict[str, float]:
     choices, nats of a cloze's answer, bits per byte of texts. Accuracies of small models are all near chance."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     last_tasks: dict[str, dict[str, float]] = next((line["tasks"] for line in reversed(lines) if "tasks" in line), {})
-    return {
-        task: -values["logp"] if "logp" in values else values["brier"] if "brier" in values else values["bits_per_byte"]
-        for task, values in last_tasks.items()
-    }
+    errors = {}
+    for task, values in last_tasks.items():
+        if "logp" in values:
+            errors[task] = -values["logp"]
+        elif "brier" in values:
+            errors[task] = values["brier"]
+        else:
+            errors[task] = values["bits_per_byte"]
+    return errors
 
 
 def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
@@ -305,9 +311,11 @@ def run_recorded(
     """
     record = session.start_record()
     runner = session.runner(Observers(record, observer))
-    names = list(session.plan)
+    stages = list(session.plan)
+    if after in stages:
+        stages = stages[stages.index(after) + 1 :]
     with record.until_end():
-        for stage in names[names.index(after) + 1 if after in names else 0 :]:
+        for stage in stages:
             runner.run_stage(stage)
             if stage == MIXTURE:
                 check_held_out(held_out_by(session), target)

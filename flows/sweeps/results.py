@@ -68,7 +68,8 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
         if best is None or solution.cost < best.cost:
             best = solution
     assert best is not None
-    c, t = best.x[0], best.x[1:]
+    c = best.x[0]
+    t = best.x[1:]
     return lambda where: c + np.exp(np.clip(where @ t, -50.0, 50.0))
 
 
@@ -86,27 +87,27 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         shares: (n, sources), rows summing to 1.
         values: (n,), positive.
     """
-    mean = np.array([np.delete(values, number).mean() for number in range(len(values))])
-    candidates: dict[str, tuple[np.ndarray, Predict]] = {MEAN: (mean, lambda where: np.full(len(where), values.mean()))}
+    left_out = {MEAN: np.array([np.delete(values, number).mean() for number in range(len(values))])}
+    predict: dict[str, Predict] = {MEAN: lambda where: np.full(len(where), values.mean())}
     for name, (fit_model, extra_parameters) in MODELS.items():
         # The mixtures that remain without the left-out one must be at least as many as the parameters.
         if len(values) - 1 >= shares.shape[1] + extra_parameters:
-            candidates[name] = (leave_one_out(fit_model, shares, values), fit_model(shares, values))
-    errors = {name: root_mean_square(predicted - values) for name, (predicted, _) in candidates.items()}
-    chosen = min(errors, key=lambda name: (errors[name], name != MEAN))
-    return Fit(chosen, errors, candidates[chosen][1], candidates[chosen][0])
+            left_out[name] = leave_one_out(fit_model, shares, values)
+            predict[name] = fit_model(shares, values)
+    errors = {name: root_mean_square(predicted - values) for name, predicted in left_out.items()}
+    model = min(errors, key=lambda name: (errors[name], name != MEAN))
+    return Fit(model, errors, predict[model], left_out[model])
 
 
 def leave_one_out(
     model: Callable[[np.ndarray, np.ndarray], Predict], shares: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
     """Predict each mixture with a model fitted to all others."""
-    return np.array(
-        [
-            model(np.delete(shares, number, axis=0), np.delete(values, number))(shares[number : number + 1])[0]
-            for number in range(len(values))
-        ]
-    )
+    predictions = []
+    for number in range(len(values)):
+        predict = model(np.delete(shares, number, axis=0), np.delete(values, number))
+        predictions.append(predict(shares[number : number + 1])[0])
+    return np.array(predictions)
 
 
 def root_mean_square(errors: np.ndarray) -> float:
@@ -184,7 +185,9 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
         SweepError: the mixtures were measured on different held-out rows.
     """
     trained_outcomes = [outcome for outcome in outcomes if "error" not in outcome]
-    if len({tuple(sorted(outcome["validation"].items())) for outcome in trained_outcomes}) > 1:
+    failed_outcomes = [outcome for outcome in outcomes if "error" in outcome]
+    held_out_rows = {tuple(sorted(outcome["validation"].items())) for outcome in trained_outcomes}
+    if len(held_out_rows) > 1:
         raise SweepError(
             "the mixtures were measured on different held-out rows, so their losses cannot be compared; "
             "held-out rows never depend on the weights, so this is a bug: please report it"
@@ -199,30 +202,28 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
         "mixtures": mixtures,
         "failed": [
             {"mixture": outcome["mixture"], "weights": outcome["weights"], "error": outcome["error"]}
-            for outcome in outcomes
-            if "error" in outcome
+            for outcome in failed_outcomes
         ],
         "fits": {},
         "suggestion": None,
         "refusal": None,
     }
     if len(mixtures) < LEAST_MIXTURES:
-        return {
-            **results,
-            "refusal": f"{len(mixtures)} mixtures are too few to fit a model; try at least "
-            f"{LEAST_MIXTURES}, better four per source",
-        }
+        results["refusal"] = (
+            f"{len(mixtures)} mixtures are too few to fit a model; try at least {LEAST_MIXTURES}, "
+            "better four per source"
+        )
+        return results
     shares = matrix([mixture["weights"] for mixture in mixtures])
     sampled_shares = shares[:, shares.any(axis=0)]
-    fits = {
-        name: fit(sampled_shares, np.array([mixture["bits_per_byte"][name]["mean"] for mixture in mixtures]))
-        for name in counted
-    }
-    results["fits"] = {
-        name: {"model": source_fit.model, "errors": dict(source_fit.errors)} for name, source_fit in fits.items()
-    }
-    results["limits"] = limits = limits_of(sweep, outcomes)
-    return {**results, **_suggest(mixtures, shares, fits, target, limits)}
+    source_fits = {}
+    for name in counted:
+        means = np.array([mixture["bits_per_byte"][name]["mean"] for mixture in mixtures])
+        source_fits[name] = fit(sampled_shares, means)
+        results["fits"][name] = {"model": source_fits[name].model, "errors": dict(source_fits[name].errors)}
+    limits = limits_of(sweep, outcomes)
+    results["limits"] = limits
+    return {**results, **_suggest(mixtures, shares, source_fits, target, limits)}
 
 
 def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -231,14 +232,17 @@ def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, 
     supply: dict[str, float] = {}
     for outcome in outcomes:
         supply |= outcome.get("supply", {})
-    return {
-        name: min(1.0, supply[name] / sweep.tokens) if sweep.tokens and name in supply else 1.0 for name in sweep.own
-    }
+    limits = dict.fromkeys(sweep.manifest_weights, 1.0)
+    for name in limits:
+        if sweep.tokens and name in supply:
+            limits[name] = min(1.0, supply[name] / sweep.tokens)
+    return limits
 
 
 def _summarise(outcome: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any]:
     seed_values = [{**proxy["bits_per_byte"], **proxy.get("tasks", {})} for proxy in outcome["proxies"]]
-    objectives = [sum(share * values[name] for name, share in target.items() if share) for values in seed_values]
+    counted = {name: share for name, share in target.items() if share}
+    objectives = [sum(share * values[name] for name, share in counted.items()) for values in seed_values]
     return {
         "mixture": outcome["mixture"],
         "weights": outcome["weights"],
@@ -250,26 +254,28 @@ def _summarise(outcome: Mapping[str, Any], target: Mapping[str, float]) -> dict[
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
     """Return the mean, and the sample standard deviation if there are several values."""
-    return {"mean": float(np.mean(values)), "spread": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "spread": spread}
 
 
 def _suggest(
     mixtures: Sequence[Mapping[str, Any]],
     shares: np.ndarray,
-    fits: Mapping[str, Fit],
+    source_fits: Mapping[str, Fit],
     target: Mapping[str, float],
     limits: Mapping[str, float],
 ) -> dict[str, Any]:
     """Suggest the mixture of least fitted objective within the hull and the limits, unless the mean fits as well."""
-    values = np.array([fit_result["target"]["mean"] for fit_result in mixtures])
-    left_out = sum(target[name] * fit_result.left_out for name, fit_result in fits.items())
+    values = np.array([mixture["target"]["mean"] for mixture in mixtures])
+    left_out = sum(target[name] * fit_result.left_out for name, fit_result in source_fits.items())
     mean_of_others = np.array([np.delete(values, number).mean() for number in range(len(values))])
-    error, mean_error = root_mean_square(left_out - values), root_mean_square(mean_of_others - values)
+    error = root_mean_square(left_out - values)
+    mean_error = root_mean_square(mean_of_others - values)
     sampled = np.asarray(shares.any(axis=0))
 
     def objective(shares: np.ndarray) -> np.ndarray:
         total = np.zeros(len(shares))
-        for name, fit_result in fits.items():
+        for name, fit_result in source_fits.items():
             total += target[name] * fit_result.predict(shares[:, sampled])
         return total
 
@@ -279,29 +285,27 @@ def _suggest(
         "predicted": objective(shares).tolist(),
         "left_out": np.asarray(left_out).tolist(),
     }
-    if error >= mean_error or all(fit_result.model == MEAN for fit_result in fits.values()):
-        return {
-            "fit": fitted,
-            "refusal": (
-                f"no mixture is suggested: the leave-one-out error of the fit is {error:.4f} bits per byte, and that of "
-                f"the mean of the others is {mean_error:.4f}. {_remedy(len(values), sampled)}"
-            ),
-        }
+    if error >= mean_error or all(fit_result.model == MEAN for fit_result in source_fits.values()):
+        refusal = (
+            f"no mixture is suggested: the leave-one-out error of the fit is {error:.4f} bits per byte, and that of "
+            f"the mean of the others is {mean_error:.4f}. {_remedy(len(values), int(sampled.sum()))}"
+        )
+        return {"fit": fitted, "refusal": refusal}
     max_shares = np.array(list(limits.values()))
     optimum = least_within_hull(objective, shares, max_shares)
     if optimum is None:
         bounds = ", ".join(f"{name} {share:.3f}" for name, share in limits.items() if share < 1)
-        return {
-            "fit": fitted,
-            "refusal": (
-                "no mixture is suggested: no average of the tried mixtures satisfies max_epochs in the manifest's own "
-                f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
-                "less of these sources"
-            ),
-        }
+        refusal = (
+            "no mixture is suggested: no average of the tried mixtures satisfies max_epochs in the manifest's own "
+            f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
+            "less of these sources"
+        )
+        return {"fit": fitted, "refusal": refusal}
     weights, predicted_least = optimum
     feasible = (shares <= max_shares + ROOM).all(axis=1)
-    best = int(np.argmin(np.where(feasible, values, np.inf) if feasible.any() else values))
+    if feasible.any():
+        values = np.where(feasible, values, np.inf)
+    best = int(np.argmin(values))
     return {
         "fit": fitted,
         "suggestion": {
@@ -312,8 +316,8 @@ def _suggest(
     }
 
 
-def _remedy(num_mixtures: int, sampled: np.ndarray) -> str:
-    needed = int(sampled.sum()) + 1 + max(extra_parameters for _, extra_parameters in MODELS.values())
+def _remedy(num_mixtures: int, num_sources: int) -> str:
+    needed = num_sources + 1 + max(extra_parameters for _, extra_parameters in MODELS.values())
     if num_mixtures < needed:
-        return f"Try at least {needed} mixtures of these {int(sampled.sum())} sources"
+        return f"Try at least {needed} mixtures of these {num_sources} sources"
     return "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures differ more than runs do"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 
@@ -75,12 +76,16 @@ def fit_scaling_law(
     """
     from scipy.optimize import least_squares
 
-    n, d, measured = (np.asarray(values, dtype=np.float64) for values in (parameters, tokens, losses))
+    n = np.asarray(parameters, dtype=np.float64)
+    d = np.asarray(tokens, dtype=np.float64)
+    measured = np.asarray(losses, dtype=np.float64)
     if len(measured) < LEAST_RUNS - 1 or not (measured > 0).all():
         raise ValueError(f"a law of five parameters needs at least {LEAST_RUNS - 1} positive losses, not {losses}")
     # Dividing by the geometric means brings all terms to one order of magnitude.
-    middle_n, middle_d = (math.exp(np.log(values).mean()) for values in (n, d))
-    n, d = n / middle_n, d / middle_d
+    middle_n = math.exp(np.log(n).mean())
+    middle_d = math.exp(np.log(d).mean())
+    n = n / middle_n
+    d = d / middle_d
 
     def terms(logs: np.ndarray) -> np.ndarray:
         return np.stack([np.full(len(n), logs[0]), logs[1] - logs[2] * np.log(n), logs[3] - logs[4] * np.log(d)])
@@ -92,25 +97,17 @@ def fit_scaling_law(
         shares = np.exp(terms(logs) - np.logaddexp.reduce(terms(logs)))
         return np.stack([shares[0], shares[1], -shares[1] * np.log(n), shares[2], -shares[2] * np.log(d)], axis=1)
 
-    low, high = [-20.0, -20.0, 0.0, -20.0, 0.0], [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
+    low = [-20.0, -20.0, 0.0, -20.0, 0.0]
+    high = [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
     starts = _starts(n, d, measured)
     if start is not None:
-        starts.insert(
-            0,
-            np.array(
-                [
-                    _log(start.floor),
-                    _log(start.a) - start.alpha * math.log(middle_n),
-                    start.alpha,
-                    _log(start.b) - start.beta * math.log(middle_d),
-                    start.beta,
-                ]
-            ),
-        )
+        log_a = _log(start.a) - start.alpha * math.log(middle_n)
+        log_b = _log(start.b) - start.beta * math.log(middle_d)
+        starts.insert(0, np.array([_log(start.floor), log_a, start.alpha, log_b, start.beta]))
     solutions = [
         least_squares(
             residuals,
-            np.clip(start, np.add(low, 1e-9), np.subtract(high, 1e-9)),
+            np.clip(point, np.add(low, 1e-9), np.subtract(high, 1e-9)),
             jac=jacobian,
             bounds=(low, high),
             loss="huber",
@@ -120,11 +117,16 @@ def fit_scaling_law(
             gtol=1e-12,
             max_nfev=400,
         )
-        for start in starts
+        for point in starts
     ]
-    floor, a, alpha, b, beta = min(solutions, key=lambda solution: solution.cost).x.tolist()
+    best = min(solutions, key=lambda solution: solution.cost)
+    log_floor, log_a, alpha, log_b, beta = best.x.tolist()
     return ScalingLaw(
-        math.exp(floor), math.exp(a + alpha * math.log(middle_n)), alpha, math.exp(b + beta * math.log(middle_d)), beta
+        floor=math.exp(log_floor),
+        a=math.exp(log_a + alpha * math.log(middle_n)),
+        alpha=alpha,
+        b=math.exp(log_b + beta * math.log(middle_d)),
+        beta=beta,
     )
 
 
@@ -157,18 +159,16 @@ def jackknife(
 
 def described(law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]) -> dict[str, dict[str, float]]:
     """Return the law's parameters with their intervals; those of `a` and `b`, which span decades, are logarithmic."""
-    names = ("floor", "a", "alpha", "b", "beta")
     numbers = {}
-    for position, name in enumerate(names):
-        is_log = name in ("a", "b")
-        interval = jackknife(
-            law,
-            left_out_laws,
-            lambda fitted, position=position, is_log=is_log: (  # type: ignore[misc]
-                _log(astuple(fitted)[position]) if is_log else astuple(fitted)[position]
-            ),
-        )
-        numbers[name] = {key: _exp(value) if is_log else max(value, 0.0) for key, value in vars(interval).items()}
+    for name in ("floor", "a", "alpha", "b", "beta"):
+        parameter = attrgetter(name)
+        if name in ("a", "b"):
+            interval = jackknife(law, left_out_laws, lambda fitted, of=parameter: _log(of(fitted)))  # type: ignore[misc]
+            # The upper end may be too large for a float.
+            numbers[name] = {key: math.exp(min(value, 300.0)) for key, value in vars(interval).items()}
+        else:
+            interval = jackknife(law, left_out_laws, parameter)
+            numbers[name] = {key: max(value, 0.0) for key, value in vars(interval).items()}
     return numbers
 
 
@@ -187,8 +187,3 @@ def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray
 def _log(value: float) -> float:
     """Return the logarithm of a value that may be 0."""
     return math.log(max(value, 1e-8))
-
-
-def _exp(value: float) -> float:
-    """Return the exponential of a value that may overflow."""
-    return math.exp(min(value, 300.0))

@@ -166,10 +166,11 @@ def launch_sweep(
 
 
 def _run_tracked(sweep: Sweep, parameters: dict[str, Any], observer: TerminalObserver) -> list[dict[str, Any]]:
-    tokens = observer_of_caller.set(observer), sweep_of_caller.set(sweep)
+    observer_token = observer_of_caller.set(observer)
+    sweep_token = sweep_of_caller.set(sweep)
     try:
         return gristmill_sweep(**{**parameters, "overrides": tuple(parameters["overrides"])})
     finally:
-        observer_of_caller.reset(tokens[0])
-        sweep_of_caller.reset(tokens[1])
+        observer_of_caller.reset(observer_token)
+        sweep_of_caller.reset(sweep_token)
         show_cancelled()

@@ -29,17 +29,19 @@ def write_results(manifest_file: str, results: Mapping[str, Any]) -> list[Path]:
         paths of the written files.
     """
     file = Path(manifest_file)
-    written = [file.with_name(f"{file.stem}-sweep.json"), file.with_name(f"{file.stem}-sweep.html")]
-    write_json(written[0], dict(results))
-    with atomic_write(written[1]) as sink:
+    json_file = file.with_name(f"{file.stem}-sweep.json")
+    html_file = file.with_name(f"{file.stem}-sweep.html")
+    write_json(json_file, dict(results))
+    with atomic_write(html_file) as sink:
         sink.write(as_html(file.name, results).encode())
-    if results["suggestion"] is not None:
-        written.append(file.with_name(f"{file.stem}-suggested.yaml"))
-        text = suggested_text(manifest_file, results["suggestion"]["weights"])
-        parse_manifest(text, str(written[-1]))
-        with atomic_write(written[-1]) as sink:
-            sink.write(text.encode())
-    return written
+    if results["suggestion"] is None:
+        return [json_file, html_file]
+    suggested_file = file.with_name(f"{file.stem}-suggested.yaml")
+    text = suggested_text(manifest_file, results["suggestion"]["weights"])
+    parse_manifest(text, str(suggested_file))
+    with atomic_write(suggested_file) as sink:
+        sink.write(text.encode())
+    return [json_file, html_file, suggested_file]
 
 
 def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
@@ -58,7 +60,11 @@ def print_results(results: Mapping[str, Any], console: Console | None = None) ->
     """
     console = console or plain_console()
     grid = new_table(
-        ("mixture", True), ("bits/byte", True), ("source", False), ("weight", True), ("bits/byte of it", True)
+        ("mixture", True),
+        ("bits/byte", True),
+        ("source", False),
+        ("weight", True),
+        ("bits/byte of it", True),
     )
     for mixture in ranked(results):
         leading_cells = [str(mixture["mixture"]), shown(mixture["target"])]
@@ -82,22 +88,17 @@ def describe_suggestion(results: Mapping[str, Any]) -> str:
         return str(results["refusal"])
     weights = ", ".join(f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items())
     best = suggestion["best_tried"]
-    return (
+    sentence = (
         f"suggested: {weights}, with {suggestion['predicted']:.4f} bits per byte predicted (plus or minus "
-        f"{results['fit']['error']:.4f}); the best tried mixture, {best['mixture']}, has "
-        f"{best['target']:.4f}" + _limits(results)
+        f"{results['fit']['error']:.4f}); the best tried mixture, {best['mixture']}, has {best['target']:.4f}"
     )
-
-
-def _limits(results: Mapping[str, Any]) -> str:
-    """Name the sources whose share in the suggestion is bounded by `max_epochs`."""
-    weights = results["suggestion"]["weights"]
-    binding = [
-        f"{name} ({share:.3f})"
-        for name, share in results["limits"].items()
-        if share < 1 and weights[name] > share - 1e-3
-    ]
-    return f"; {', '.join(binding)} at the maximum that max_epochs allows" if binding else ""
+    bounded = []
+    for name, limit in results["limits"].items():
+        if limit < 1 and suggestion["weights"][name] > limit - 1e-3:
+            bounded.append(f"{name} ({limit:.3f})")
+    if bounded:
+        sentence += f"; {', '.join(bounded)} at the maximum that max_epochs allows"
+    return sentence
 
 
 def ranked(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -109,56 +110,43 @@ def shown(value: Mapping[str, float | None] | None) -> str:
     """Format a mean with its spread."""
     if value is None:
         return ""
-    return f"{value['mean']:.4f}" + ("" if value["spread"] is None else f" ± {value['spread']:.4f}")
+    mean = f"{value['mean']:.4f}"
+    return mean if value["spread"] is None else f"{mean} ± {value['spread']:.4f}"
 
 
 def as_html(name: str, results: Mapping[str, Any]) -> str:
     """Render the sweep as one self-contained HTML page."""
     best_first = ranked(results)
-    sources, measured = list(best_first[0]["weights"]) if best_first else [], list(results["target"])
+    sources = list(best_first[0]["weights"]) if best_first else []
+    measured = list(results["target"])
     parts: list[Part] = []
     if best_first:
-        bars = [
-            (f"{mixture['mixture']}: {mixture['target']['mean']:.4f}", mixture["weights"]) for mixture in best_first
-        ]
-        parts.append(
-            Figure(
-                stacked_bars(bars, "share of tokens"), "Mixtures, the one with the fewest mean bits per byte on top."
-            )
-        )
+        bars = []
+        for mixture in best_first:
+            bars.append((f"{mixture['mixture']}: {mixture['target']['mean']:.4f}", mixture["weights"]))
+        caption = "Mixtures, the one with the fewest mean bits per byte on top."
+        parts.append(Figure(stacked_bars(bars, "share of tokens"), caption))
     if "fit" in results:
-        points = [
-            (mixture["target"]["mean"], predicted, mixture["target"]["spread"] or 0.0)
-            for mixture, predicted in zip(results["mixtures"], results["fit"]["left_out"], strict=True)
-        ]
-        parts.append(
-            Figure(
-                predicted_and_measured(points, "bits per byte"),
-                "Measured value of each mixture, and its prediction from the others.",
-            )
-        )
+        points = []
+        for mixture, predicted in zip(results["mixtures"], results["fit"]["left_out"], strict=True):
+            points.append((mixture["target"]["mean"], predicted, mixture["target"]["spread"] or 0.0))
+        caption = "Measured value of each mixture, and its prediction from the others."
+        parts.append(Figure(predicted_and_measured(points, "bits per byte"), caption))
     header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
-    rows = [
-        [
-            mixture["mixture"],
-            *(f"{mixture['weights'][source]:.3f}" for source in sources),
-            shown(mixture["target"]),
-            *(shown(mixture["bits_per_byte"].get(name)) for name in measured),
-        ]
-        for mixture in best_first
-    ]
+    rows = []
+    for mixture in best_first:
+        weights = [f"{mixture['weights'][source]:.3f}" for source in sources]
+        values = [shown(mixture["bits_per_byte"].get(name)) for name in measured]
+        rows.append([mixture["mixture"], *weights, shown(mixture["target"]), *values])
     parts.append(Table(header, rows, set(range(len(header)))))
-    fits = [
-        [source, mixture["model"], ", ".join(f"{model} {error:.4f}" for model, error in mixture["errors"].items())]
-        for source, mixture in results["fits"].items()
-    ]
-    failed = [[mixture["mixture"], mixture["weights"], mixture["error"]] for mixture in results["failed"]]
-    sections = [
-        Section(title, [table])
-        for title, table in (
-            ("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
-            ("Not trained", Table(["mixture", "weights", "reason"], failed, {0})),
-        )
-        if table.rows
-    ]
+    sections = []
+    fit_rows = []
+    for source, fitted in results["fits"].items():
+        errors = ", ".join(f"{model} {error:.4f}" for model, error in fitted["errors"].items())
+        fit_rows.append([source, fitted["model"], errors])
+    if fit_rows:
+        sections.append(Section("Fits", [Table(["source", "model", "leave-one-out errors"], fit_rows)]))
+    failed_rows = [[mixture["mixture"], mixture["weights"], mixture["error"]] for mixture in results["failed"]]
+    if failed_rows:
+        sections.append(Section("Not trained", [Table(["mixture", "weights", "reason"], failed_rows, {0})]))
     return page(f"Mixtures of {name}", sections, note=describe_suggestion(results), parts=parts)
