@@ -1,4 +1,4 @@
-"""The documents of a run as a table that is read when it is asked for, in the forms of other libraries."""
+"""Documents of a run as a lazily read table, with conversions to other libraries."""
 
 from __future__ import annotations
 
@@ -19,84 +19,84 @@ if TYPE_CHECKING:
 
 
 class Documents(CorpusDataset):
-    """Documents with everything that was said of them, as a `pyarrow.dataset.Dataset`: nothing is read before its time.
+    """Documents with all their measurements and verdicts, as a lazily read `pyarrow.dataset.Dataset`.
 
     Its columns are `id`, `source`, `locator`, `url`, `licence`, `text` (edited), `metadata`, `kept`, `dropped_by`,
-    `reason`, `error`, and whatever the steps measured, under the names that expressions use. What asks for some
-    columns reads these alone, shard by shard, in the order of the corpus.
+    `reason`, `error`, and all measurements of the steps, under the names that expressions use. Only requested columns
+    are read, shard by shard, in corpus order.
     """
 
     _conditions: tuple[Any, ...] = ()
 
     def filter(self, expression: Any) -> Documents:
-        """The documents that meet a `pyarrow.dataset` expression, too.
+        """Restrict to documents that also meet a `pyarrow.dataset` expression.
 
         Args:
             expression: such as `pyarrow.dataset.field("words") > 100`.
         """
-        return _opened(
+        return _open_documents(
             type(self), self.corpus, self.schema.names, self.kept, self.where, (*self._conditions, expression)
         )
 
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> Any:
-        """A reading of some columns (all if absent) of the documents that meet an expression (all if absent)."""
+        """Scan some columns (None means all) of the documents that meet an expression (None means all)."""
         return super().scanner(columns, self._all_of(filter), **options)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
-        """How many documents there are."""
+        """Count the documents."""
         return super().count_rows(self._all_of(filter), **options)
 
     def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """A relation of DuckDB, which reads the columns that a query names: `.filter("words > 100").df()`.
+        """Return a DuckDB relation, which reads only the columns that a query names: `.filter("words > 100").df()`.
 
         Args:
-            connection: an open one; a new one in memory if absent.
+            connection: an open connection; None opens one in memory.
         """
         import duckdb
 
         return (connection or duckdb.connect()).from_arrow(self)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """All documents in memory, as a DataFrame with Arrow's types.
+        """Load all documents into a DataFrame with Arrow types.
 
         Raises:
             MissingLibraryError: pandas is not installed.
         """
-        found = _library("pandas")
-        return self.to_table().to_pandas(types_mapper=found.ArrowDtype)
+        pandas_module = _import_library("pandas")
+        return self.to_table().to_pandas(types_mapper=pandas_module.ArrowDtype)
 
     def to_polars(self) -> polars.LazyFrame:
-        """A LazyFrame, which reads the columns that are collected.
+        """Return a Polars LazyFrame, which reads only the collected columns.
 
         Raises:
             MissingLibraryError: Polars is not installed.
         """
-        return _library("polars").scan_pyarrow_dataset(self)
+        return _import_library("polars").scan_pyarrow_dataset(self)
 
     def to_hf(self) -> datasets.IterableDataset:
-        """A `datasets.IterableDataset`, which reads the documents while it is iterated.
+        """Return a `datasets.IterableDataset`, which reads documents while it is iterated.
 
         Raises:
             MissingLibraryError: datasets is not installed.
         """
-        found = _library("datasets")
-        return found.IterableDataset.from_generator(
-            _examples, gen_kwargs={"documents": self}, features=found.Features.from_arrow_schema(self.schema)
+        datasets_module = _import_library("datasets")
+        return datasets_module.IterableDataset.from_generator(
+            _examples, gen_kwargs={"documents": self}, features=datasets_module.Features.from_arrow_schema(self.schema)
         )
 
     def _all_of(self, expression: Any) -> Any:
-        found = [one for one in (*self._conditions, expression) if one is not None]
-        return reduce(and_, found) if found else None
+        conditions = [condition for condition in (*self._conditions, expression) if condition is not None]
+        return reduce(and_, conditions) if conditions else None
 
     def __repr__(self) -> str:
         kept = {True: "kept", False: "dropped", None: "kept and dropped"}[self.kept]
         return f"Documents({kept}: {', '.join(self.schema.names)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (type(self), self.corpus, self.schema.names, self.kept, self.where, self._conditions)
+        return _open_documents, (type(self), self.corpus, self.schema.names, self.kept, self.where, self._conditions)
 
 
-def _opened(
+def _open_documents(
     kind: type[Documents],
     corpus: Any,
     columns: list[str],
@@ -104,9 +104,9 @@ def _opened(
     where: str | None,
     conditions: tuple[Any, ...],
 ) -> Documents:
-    made = kind.of(corpus, columns, kept, where)
-    made._conditions = conditions
-    return made
+    documents = kind.of(corpus, columns, kept, where)
+    documents._conditions = conditions
+    return documents
 
 
 def _examples(documents: Documents) -> Iterator[dict[str, Any]]:
@@ -114,7 +114,7 @@ def _examples(documents: Documents) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:

@@ -1,6 +1,7 @@
-"""A run and a store as objects. A run is read from its record and from the outputs that the record names.
+"""Runs and stores as objects.
 
-So it can be asked long after its manifest or its sources have changed.
+A run is read from its record and from the outputs that the record names, so it can be queried long after its manifest
+or its sources have changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.core import store as outputs
 from gristmill.core.files import atomic_write, read_json
 from gristmill.core.secrets import mask_known
@@ -50,17 +51,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a run has of a stage.
+    """Output of a stage in a run.
 
     Attributes:
-        name: of the stage.
+        name: name of the stage.
         state: `committed`, `unfinished`, `missing` or `corrupt`.
-        how: `Completed`, `Resumed`, `Cached` (its output was there), or empty where the run did not come so far.
-        fingerprint: the first 16 digits of what names its output.
-        folder: its files.
-        seconds: how long it took when it was made; None where it is not committed.
-        bytes: of its files; None where it is not committed.
-        counts: of its documents: `read`, `kept`, `quarantined`, and `dropped` by rule; None where it reads none.
+        how: `Completed`, `Resumed`, `Cached` (the output existed), or empty if the run did not reach the stage.
+        fingerprint: first 16 digits of the fingerprint of the output.
+        folder: folder of its files.
+        seconds: time that it took to make; None if it is not committed.
+        bytes: size of its files; None if it is not committed.
+        counts: documents `read`, `kept`, `quarantined`, and `dropped` by rule; None if it does not read documents.
     """
 
     name: str
@@ -74,16 +75,16 @@ class StageOutput:
 
 
 class Report:
-    """The report of a run: one HTML file, which loads and runs nothing. A notebook shows it in a frame of its own."""
+    """Report of a run: one self-contained HTML file without scripts, shown in a frame by notebooks."""
 
     page: str
-    """The file's content."""
+    """Content of the file."""
 
     def __init__(self, page: str) -> None:
         self.page = page
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, and return that."""
+        """Write the report to a file, and return its path."""
         with atomic_write(Path(path)) as sink:
             sink.write(self.page.encode())
         return Path(path)
@@ -93,40 +94,41 @@ class Report:
 
 
 class Run:
-    """A run: what it made, what it measured, and answers to questions about it."""
+    """A run: its outputs and measurements, and answers to questions about it."""
 
     def __init__(self, store: outputs.Store, record: Mapping[str, Any], session: Session | None = None) -> None:
-        """Open a run; `gristmill.run` and `Store.run` do that."""
-        self._store, self._record, self._given = store, dict(record), session
+        """Open a run; called by `gristmill.run` and `Store.run`."""
+        self._store, self._record, self._opened = store, dict(record), session
 
     @property
     def name(self) -> str:
-        """Its name in the store: the time at which it was started, and the manifest's name."""
+        """Name in the store: start time and manifest name."""
         return str(self._record["run"])
 
     @property
     def state(self) -> str:
-        """`completed`, `failed`, `interrupted`, `running`, or `killed`: its process is gone without a word."""
+        """`completed`, `failed`, `interrupted`, `running`, or `killed` if its process is gone without recording an
+        end."""
         return run_state(self._record)
 
     @property
     def path(self) -> Path:
-        """Its folder, with `run.json` and `report.html`."""
+        """Folder with `run.json` and `report.html`."""
         return self._store.runs / self.name
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest as it ran, with the settings that replaced some of it."""
+        """The manifest as it ran, including overridden settings."""
         return Manifest(self._settings, folder=Path(self._session.manifest_file).parent)
 
     @cached_property
     def stages(self) -> dict[str, StageOutput]:
-        """Its stages by their names, in the order in which they run."""
+        """Stages by name, in execution order."""
         return {name: self._output(name) for name in stages_of(self._record)}
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """Stage -> what it says of its output, as JSON; of what is committed."""
+        """Stage -> JSON summary of its output, for committed stages."""
         return {
             name: self._folder(name).manifest()["summary"]
             for name, stage in self.stages.items()
@@ -134,30 +136,30 @@ class Run:
         }
 
     def folder(self, stage: str) -> Path:
-        """The files of a stage's output.
+        """Return the folder of a stage's output files.
 
         Raises:
             UnknownStageError: the run has no such stage.
         """
         if stage not in self._record["stages"]:
-            known = list(self.stages)
+            names = list(self.stages)
             raise UnknownStageError(
-                f"{self.name} has no stage {stage!r}{did_you_mean(stage, known) or ';'} it has {', '.join(known)}"
+                f"{self.name} has no stage {stage!r}{did_you_mean(stage, names) or ';'} it has {', '.join(names)}"
             )
         return self._folder(stage).data
 
     def metrics(self, stage: str | None = None) -> pa.Table:
-        """What the trainings logged: a row for each logged step, a column for each measure, nested ones as `a/b`.
+        """Return the logged metrics of trainings: a row per logged step, a column per metric, nested ones as `a/b`.
 
         Args:
-            stage: only that training.
+            stage: restrict to this training.
         """
         import pyarrow as pa
 
         from gristmill.flows.report.report_facts import training
 
         rows = [
-            {"stage": name, **_flat(line)}
+            {"stage": name, **_flatten(line)}
             for name, node in self._session.plan.items()
             if node.stage.trained is not None and stage in (None, name) and self._session.committed(name)
             for line in training(self._folder(name))
@@ -168,17 +170,17 @@ class Run:
     def documents(
         self, kept: bool | None = True, columns: Sequence[str] | None = None, where: str | None = None
     ) -> Documents:
-        """The documents with everything that was said of them: a pyarrow dataset that is read lazily.
+        """Return the documents with all their measurements and verdicts, as a lazily read pyarrow dataset.
 
         Args:
-            kept: those that every step kept, those that one dropped (False), or all (None).
-            columns: which, in this order; all if absent.
-            where: an SQL condition over the columns, such as `"words > 100 AND source = 'web'"`; one that is none
+            kept: True for documents that every step kept, False for dropped ones, None for all.
+            columns: columns in this order; None means all.
+            where: an SQL condition over the columns, such as `"words > 100 AND source = 'web'"`; an invalid one
                 raises ExpressionError when documents are read.
 
         Raises:
-            NothingIngestedError: there are none.
-            UnknownColumnError: there is no such column.
+            NothingIngestedError: no documents are committed yet.
+            UnknownColumnError: a column does not exist.
         """
         from gristmill.flows.python.document_frames import Documents
         from gristmill.flows.questions.find_documents import committed_corpus
@@ -188,92 +190,92 @@ class Run:
         return Documents.of(corpus, columns, kept, where)
 
     def report(self) -> Report:
-        """Its report: the funnel, the reasons, the mixture, the losses, time and cost."""
+        """Render the report: the funnel, drop reasons, mixture, losses, time and cost."""
         from gristmill.flows.report.page import render_report
 
         return Report(mask_known(render_report(self._session, self._record)))
 
     def explain(self, document: str, text: bool = False) -> Explanation:
-        """A document's history: why it was kept or dropped, and which training steps read it.
+        """Return a document's history: verdicts of all stages, and the training steps that read it.
 
         Args:
-            document: its id (32 hexadecimal digits, or the first few) or its locator.
-            text: with the whole text, the edits marked.
+            document: id (32 hexadecimal digits, or the first few) or locator.
+            text: include the whole text with its edits marked.
 
         Raises:
-            DocumentNotFoundError: none fits, or several do.
+            DocumentNotFoundError: no document matches, or several do.
         """
         from gristmill.flows.questions.explain import history
 
-        return explanation(history(self._whole, document, text))
+        return explanation(history(self._planned_session, document, text))
 
     def trace(self, step: int, stage: str = PRETRAIN, rank: int | None = None) -> StepTrace:
-        """What a training step read.
+        """Return the rows and documents of a training step.
 
         Args:
             step: counted from 1.
             stage: the training.
-            rank: only what this process read, of `engine.ranks`.
+            rank: restrict to this rank of `engine.ranks`.
 
         Raises:
-            TraceError: there is no such training, step or rank.
+            TraceError: the training, step or rank does not exist.
         """
         from gristmill.flows.questions.trace import trace_step
 
-        return answer(StepTrace, trace_step(self._whole, step, stage, rank))
+        return answer(StepTrace, trace_step(self._planned_session, step, stage, rank))
 
     def trace_document(self, document: str) -> DocumentTrace:
-        """Which training steps read a document, or an example of a tuning.
+        """Return the training steps that read a document, or an example of fine-tuning.
 
         Args:
-            document: its id, the first digits of that, or its locator.
+            document: id, first digits of the id, or locator.
 
         Raises:
-            DocumentNotFoundError: none fits, or several do.
+            DocumentNotFoundError: no document matches, or several do.
         """
         from gristmill.flows.questions.trace import trace_document
 
-        return answer(DocumentTrace, trace_document(self._whole, document))
+        return answer(DocumentTrace, trace_document(self._planned_session, document))
 
     def trace_text(self, text: str) -> TextTrace:
-        """Which passages of a text stand word for word in the training rows, from which documents, and who read them.
+        """Find passages of a text that occur verbatim in the training rows, with documents and training steps.
 
         Args:
-            text: as a model wrote it, say.
+            text: any text, such as the output of a model.
 
         Raises:
-            TraceError: there is no index of the rows: the section `text_index` makes one.
+            TraceError: the rows are not indexed; add the section `text_index`.
         """
         from gristmill.flows.questions.trace_text import trace_text
 
-        return answer(TextTrace, trace_text(self._whole, text))
+        return answer(TextTrace, trace_text(self._planned_session, text))
 
     def search(self, text: str, by: Literal["meaning", "words"] | None = None, limit: int = 10) -> SearchHits:
-        """The documents that a text is about, kept or not: the nearest in meaning, and those with its words.
+        """Search for documents about a text, kept or not: the nearest in meaning, and those with its words.
 
         Args:
-            text: words or sentences; what stands between quotes is looked for as it is.
-            by: one way alone; both if absent, and words alone where no step has left vectors.
-            limit: documents.
+            text: words or sentences; quoted phrases are matched exactly.
+            by: a single method; None means both, or words alone if no step stored vectors.
+            limit: maximum number of documents.
 
         Raises:
-            NothingIngestedError: there are none.
-            SearchError: there is nothing to look for, or no vectors although `by` is `meaning`.
+            NothingIngestedError: no documents are committed yet.
+            SearchError: the text is empty, or `by` is `meaning` and there are no vectors.
         """
         from gristmill.flows.questions.search import search
 
         return answer(SearchHits, search(self._session, text, by, limit))
 
     def whatif(self, set: Mapping[str, Any], samples: int = 20) -> WhatIf:
-        """What other thresholds would keep, from stored measurements: nothing is run.
+        """Replay other thresholds on stored measurements; nothing is run.
 
         Args:
-            set: thresholds by their keys, such as `{"filter.gopher_quality.min_words": 40}`.
-            samples: documents on either side of a cut.
+            set: thresholds by key, such as `{"filter.gopher_quality.min_words": 40}`.
+            samples: number of documents on either side of a threshold.
 
         Raises:
-            NotReplayableError: something that is not a threshold would change, or nothing is measured yet.
-            ManifestError: there is no such setting, or it cannot have this value.
+            NotReplayableError: a key other than a threshold would change, or nothing is measured yet.
+            ManifestError: a setting does not exist, or its value is invalid.
         """
         from gristmill.flows.questions.whatif import compare, replay
 
@@ -284,23 +286,24 @@ class Run:
         return replayed(replay(compare(before, after), samples, None if tokens is None else tokens.data))
 
     def thresholds(self) -> list[Threshold]:
-        """What every threshold drops, and what its neighbours would."""
+        """Return the documents that every threshold drops, and that its neighbours would drop."""
         from gristmill.flows.questions.whatif import thresholds
 
         return thresholds_of(thresholds(self._session))
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What the manifest says, without defaults."""
+        """The manifest without defaults."""
         return self._session.manifest.model_dump(mode="json", exclude_unset=True)
 
     @cached_property
     def _session(self) -> Session:
-        return self._given or session_of_record(self._store, self._record)
+        return self._opened or session_of_record(self._store, self._record)
 
     @cached_property
-    def _whole(self) -> Session:
-        """With the stages behind the last one of the run: what a training reads is known before it is trained."""
+    def _planned_session(self) -> Session:
+        """Session that also plans stages after the last one of the run, since a training's reads are known before it
+        runs."""
         session = self._session
         settle = partial(settle_node, store=session.store, name=session.manifest.name)
         return replace(session, plan=add_later_stages(session.plan, session.manifest, settle))
@@ -310,13 +313,13 @@ class Run:
 
     def _output(self, name: str) -> StageOutput:
         entry, folder = self._record["stages"][name], self._folder(name)
-        found = StageOutput(name, folder.state(), entry.get("how", ""), entry["fingerprint"][:16], folder.data)
-        if found.state != "committed":
-            return found
+        output = StageOutput(name, folder.state(), entry.get("how", ""), entry["fingerprint"][:16], folder.data)
+        if output.state != "committed":
+            return output
         manifest = folder.manifest()
         counts = manifest["summary"].get("counts") or {}
         return replace(
-            found,
+            output,
             seconds=manifest["seconds"],
             counts=counts if "read" in counts else None,
             bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
@@ -333,7 +336,7 @@ class Run:
                 stage.state,
                 stage.how.lower(),
                 "" if stage.seconds is None else duration(stage.seconds),
-                _kept(stage.counts),
+                _kept_text(stage.counts),
                 stage.fingerprint[:8],
             )
             for stage in self.stages.values()
@@ -347,38 +350,38 @@ class Store:
     """A folder or URL that holds the outputs and the records of runs."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        """Name a store; it need not exist yet.
+        """Refer to a store, which need not exist yet.
 
         Args:
-            path: a folder or an fsspec URL; if absent $GRISTMILL_STORE, else ./gristmill-store.
+            path: a folder or an fsspec URL; None means $GRISTMILL_STORE, else ./gristmill-store.
 
         Raises:
-            StoreLocationError: there can be no store at that place.
+            StoreLocationError: the location cannot hold a store.
         """
         self._store = outputs.store_at(None if path is None else str(path))
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Location of the store."""
         return self._store.root
 
     @property
     def runs(self) -> list[Run]:
-        """Its runs, oldest first."""
+        """Runs, oldest first."""
         return [Run(self._store, record) for _, record in outputs.read_runs(self._store)]
 
     def run(self, name: str = "last") -> Run:
-        """A run by its name, a part of it that no other has, `last`, or `last-1` (the one before).
+        """Return a run by its name, a unique part of the name, `last`, or `last-1` (the one before).
 
         Raises:
-            UnknownRunError: there is none, or several.
+            UnknownRunError: no run matches, or several do.
         """
         return Run(self._store, find_run(self._store, name))
 
     @property
     def stages(self) -> list[StageOutput]:
-        """Every output that it holds, of all runs."""
-        found = []
+        """All outputs of all runs."""
+        stage_outputs = []
         for name, folder in self._store.outputs():
             state = folder.state()
             fingerprint = folder.path.name.rpartition("--")[2]
@@ -390,17 +393,17 @@ class Store:
                     seconds=manifest["seconds"],
                     bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
                 )
-            found.append(output)
-        return found
+            stage_outputs.append(output)
+        return stage_outputs
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
 
 
 def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Session:
-    """A run opened for questions: the manifest that it had, and what its stages were described with.
+    """Open a run for questions, with its recorded manifest and the recorded settings of its stages.
 
-    Neither the manifest's file nor its sources are looked at. Stages that the run never came to are not in its plan.
+    Neither the manifest file nor the sources are read. Stages that the run did not reach are not in the plan.
     """
     settings = record.get("settings") or record["manifest"]
     manifest = schema.Manifest.model_validate(settings)
@@ -411,14 +414,14 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
         folder = store.folder(name, record["name"], record["stages"][name]["fingerprint"])
         if stage is None or not (folder.path / "stage.json").exists():
             continue
-        told = read_json(folder.path / "stage.json")
+        metadata = read_json(folder.path / "stage.json")
         plan[name] = Node(
             stage,
             record["stages"][name]["fingerprint"],
-            told["recipe"],
-            told["config"],
-            input_fingerprints(told),
-            tuple(told.get("edits", ())),
+            metadata["recipe"],
+            metadata["config"],
+            input_fingerprints(metadata),
+            tuple(metadata.get("edits", ())),
             name if name != stage.name else "",
             None if step is None else step.config,
             record["stages"][name].get("identity", ""),
@@ -427,16 +430,16 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
     return Session(manifest, record["manifest_file"], list(record["overrides"]), store, str(store.root), plan)
 
 
-def _flat(line: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """A record with the values of nested ones beside its own: `sources/web/loss`."""
-    found: dict[str, Any] = {}
+def _flatten(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested records: `sources/web/loss`."""
+    flat: dict[str, Any] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{at}{key}/")
+            flat |= _flatten(value, f"{prefix}{key}/")
         else:
-            found[at + key] = value
-    return found
+            flat[prefix + key] = value
+    return flat
 
 
-def _kept(counts: Mapping[str, Any] | None) -> str:
+def _kept_text(counts: Mapping[str, Any] | None) -> str:
     return "" if counts is None else f"{counts['kept']:,} of {counts['read']:,}"

@@ -1,4 +1,4 @@
-"""A manifest as an object: read from a file or made in Python, changed, saved, run."""
+"""Manifests as objects: read from a file or built in Python, changed, saved, run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.core.files import DEFAULT_STORE, atomic_write, is_local
 from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import MANIFESTS, Store
@@ -32,23 +32,23 @@ from gristmill.mixtures.user_code import own_functions
 from gristmill.mixtures.yaml_text import parse_yaml
 
 MADE = "Manifest"
-"""What errors call a manifest that has no file."""
+"""File name in errors of a manifest without a file."""
 NEW_LINE = "\n"
 
 
 class Manifest:
-    """What to run: the same keys as a YAML manifest, validated when it is made.
+    """A manifest with the same keys as in YAML, validated on construction.
 
         manifest = Manifest(name="small", sources={"web": {"path": "web/*.jsonl"}}, prepare=["filter", "dedup"])
 
-    Values are what YAML has (mappings, lists, texts, numbers); paths and functions of modules may be given as such.
-    Relative paths are relative to `folder`. It never changes: `replace` makes another one.
+    Values are those of YAML (mappings, lists, strings, numbers), paths, and functions of modules. Relative paths are
+    relative to `folder`. Manifests are immutable: `replace` returns a new one.
     """
 
     folder: Path
-    """What relative paths in it are relative to."""
+    """Base of relative paths."""
     file: Path | None
-    """Where it was read from, or saved to last."""
+    """File that it was read from, or last saved to."""
 
     def __init__(
         self, content: Mapping[str, Any] | None = None, /, *, folder: str | Path = ".", **sections: Any
@@ -56,12 +56,12 @@ class Manifest:
         """Validate a manifest.
 
         Args:
-            content: its sections, as an alternative to giving them by name.
-            folder: what relative paths and own code in it are relative to.
-            sections: by name; docs/manifest/README.md has all of them.
+            content: sections as a mapping, instead of keywords.
+            folder: base of relative paths and of files with user code.
+            sections: sections by name; docs/manifest/README.md lists them.
 
         Raises:
-            ManifestError: with everything that is wrong.
+            ManifestError: lists every problem.
         """
         try:
             plain = _plain({**(content or {}), **sections})
@@ -78,22 +78,22 @@ class Manifest:
 
         Args:
             path: the file.
-            set: values that replace some of its settings, by their keys, such as `{"pretrain.steps": 50}`.
+            set: overridden settings by key, such as `{"pretrain.steps": 50}`.
 
         Raises:
-            ManifestError: with everything that is wrong, each with its line.
+            ManifestError: lists every problem with its line.
         """
-        found = cls.__new__(cls)
+        manifest = cls.__new__(cls)
         overrides = overrides_of(set)
         remember_secrets(overrides)
-        found.file = Path(path).resolve()
-        found.folder = found.file.parent
-        found._settings, found._written = open_manifest(path, overrides)
-        return found
+        manifest.file = Path(path).resolve()
+        manifest.folder = manifest.file.parent
+        manifest._settings, manifest._written = open_manifest(path, overrides)
+        return manifest
 
     @property
     def content(self) -> dict[str, Any]:
-        """A copy of what was written, without defaults, as plain data."""
+        """A copy of the manifest as written, without defaults, as plain data."""
         copied: dict[str, Any] = deepcopy(self._written.raw)
         return copied
 
@@ -104,33 +104,33 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Names its runs and their folders."""
+        """Name of its runs and their folders."""
         return self._settings.name
 
     def replace(self, set: Mapping[str, Any]) -> Manifest:
-        """Another manifest with other values of some settings.
+        """Return a new manifest with other values of some settings.
 
         Args:
-            set: by their keys, such as `{"pretrain.steps": 50}`; a whole section is a mapping.
+            set: settings by key, such as `{"pretrain.steps": 50}`; a whole section is a mapping.
 
         Raises:
-            ManifestError: with everything that is wrong.
+            ManifestError: lists every problem.
         """
-        found = Manifest.__new__(Manifest)
-        found.folder, found.file = self.folder, self.file
+        manifest = Manifest.__new__(Manifest)
+        manifest.folder, manifest.file = self.folder, self.file
         overrides = overrides_of(set)
         remember_secrets(overrides)
-        found._settings, found._written = check_manifest(self.content, MADE, self.folder, overrides)
-        return found
+        manifest._settings, manifest._written = check_manifest(self.content, MADE, self.folder, overrides)
+        return manifest
 
     def to_yaml(self) -> str:
-        """What was written, as YAML."""
+        """Return the manifest as written, as YAML."""
         return _yaml(self._written.raw)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as a YAML file, which gives an equal manifest when it is loaded; returns the file.
+        """Write the manifest to a YAML file that loads as an equal manifest, and return the path.
 
-        Relative paths stay as they are where the file lies in `folder`, and become absolute ones elsewhere.
+        Relative paths are kept if the file is in `folder`, and become absolute otherwise.
         """
         file = Path(path).resolve()
         _save(self._content_in(file.parent), file)
@@ -138,20 +138,20 @@ class Manifest:
         return file
 
     def _content_in(self, folder: Path) -> dict[str, Any]:
-        """What was written, with absolute paths where the file lies elsewhere."""
+        """Return the content, with absolute paths if the target folder differs."""
         content = self.content
         if folder == self.folder:
             return content
         for location, path in outside_paths(self._settings):
-            _put(content, location, str(path))
-        for location, own in own_functions(self._settings):
-            file, _, name = own.written.rpartition(":")
-            if own.files:
-                _put(content, location, f"{self.folder / file}:{name}")
+            _set_string(content, location, str(path))
+        for location, code in own_functions(self._settings):
+            file, _, name = code.written.rpartition(":")
+            if code.files:
+                _set_string(content, location, f"{self.folder / file}:{name}")
         return content
 
     def __eq__(self, other: object) -> bool:
-        """Whether all settings are equal, own code included, wherever it lies."""
+        """Compare all settings, including the content of user code but not its location."""
         if not isinstance(other, Manifest):
             return NotImplemented
         return self._settings.model_dump(mode="json") == other._settings.model_dump(mode="json")
@@ -164,12 +164,12 @@ class Manifest:
 
 
 def written_keys(manifest: Manifest) -> Written:
-    """Where its keys were written."""
+    """Return the locations of the manifest's keys."""
     return manifest._written
 
 
 def file_to_run(manifest: Manifest, store: Store) -> str:
-    """The file that commands about a run of it name; it is saved in the store where no file has it as it is."""
+    """Return the file of a manifest for commands, saving it in the store if no file holds its content."""
     file = manifest.file
     if file is not None and file.is_file() and parse_yaml(file.read_text()) == manifest._content_in(file.parent):
         return str(file)
@@ -181,7 +181,7 @@ def file_to_run(manifest: Manifest, store: Store) -> str:
 
 
 def overrides_of(set: Mapping[str, Any] | None) -> list[str]:
-    """Settings as the command line gives them to `--set`: `key=value`, the value as YAML."""
+    """Format settings as arguments of `--set`: `key=value`, the value as YAML."""
     return [
         f"{key}={_yaml(_plain(value), default_flow_style=True).removesuffix('...' + NEW_LINE).strip()}"
         for key, value in (set or {}).items()
@@ -200,13 +200,9 @@ def _save(content: Mapping[str, Any], file: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML can hold of a value of Python's.
-
-    Raises:
-        ValueError: YAML has nothing for it.
-    """
+    """Convert a Python value to YAML data; raise ValueError if that is impossible."""
     if value is None or isinstance(value, bool | int | float | str | date):
-        # Of a class that is derived from one of Python's own it is that one's value.
+        # Instances of subclasses of built-in types become the built-in type.
         return next(
             (kind(value) for kind in (int, float, str) if isinstance(value, kind) and type(value) is not bool), value
         )
@@ -221,23 +217,19 @@ def _plain(value: Any) -> Any:
     if callable(value):
         return _reference(value)
     if hasattr(value, "item"):
-        return _plain(value.item())  # a number of numpy's
+        return _plain(value.item())  # a NumPy scalar
     raise ValueError(
-        f"{value!r} ({type(value).__name__}) cannot stand in a manifest, which holds mappings, lists, "
+        f"{value!r} ({type(value).__name__}) cannot be a value in a manifest, which holds mappings, lists, "
         "texts, numbers, true, false and null"
     )
 
 
 def _reference(function: Callable[..., Any]) -> str:
-    """A function as `use` names it.
-
-    Raises:
-        ValueError: it has no place of its own in a module.
-    """
+    """Return the reference of a function for `use`; raise ValueError if it is not a module-level function."""
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if module == "__main__" or not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
         raise ValueError(
-            f"the function {name or function!r} cannot be named from elsewhere; write it at the top level "
+            f"the function {name or function!r} cannot be imported by name; write it at the top level "
             'of a file of its own, such as steps.py, and give "./steps.py:'
             f'{name.rpartition(".")[2]}"'
         )
@@ -245,14 +237,14 @@ def _reference(function: Callable[..., Any]) -> str:
     return f"{module}:{name}" if "." in module or file is None else f"{Path(file).resolve()}:{name}"
 
 
-def _put(content: dict[str, Any], location: Sequence[str | int], value: str) -> None:
-    """Replace the text at a place of the model by another one. What is no text is there by value."""
-    at: Any = content
-    *parents, last = written_location(location, content)
+def _set_string(content: dict[str, Any], location: Sequence[str | int], value: str) -> None:
+    """Replace the string at a location; values that are not strings are left alone."""
+    container: Any = content
+    *parents, key = written_location(location, content)
     for part in parents:
-        if isinstance(at[part], str):  # one text stands for a list of one
-            at[part] = value
+        if isinstance(container[part], str):  # a string instead of a list with one entry
+            container[part] = value
             return
-        at = at[part]
-    if isinstance(at[last], str):
-        at[last] = value
+        container = container[part]
+    if isinstance(container[key], str):
+        container[key] = value

@@ -1,4 +1,4 @@
-"""What a notebook shows of gristmill: a run that moves, and whole pages in frames of their own."""
+"""Notebook display: a live table of a run, and whole pages in frames."""
 
 from __future__ import annotations
 
@@ -25,23 +25,18 @@ FRAME_PIXELS = 640
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which shows HTML."""
+    """Return True if this process is the kernel of a notebook, which shows HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def html_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in the colours of the page that it stands in; every value is escaped."""
+    """Render a table in the colours of the surrounding page; every value is escaped."""
     return str(_templates().table(list(header), [list(row) for row in rows])).strip()
 
 
 def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
-    """A whole HTML page inside a notebook's: nothing of it is run, and its styles stay inside.
-
-    Args:
-        page: the file.
-        pixels: height of the frame.
-    """
+    """Embed an HTML page in a sandboxed frame of the given height: scripts do not run, and styles stay inside."""
     return str(_templates().frame(page, pixels)).strip()
 
 
@@ -52,13 +47,13 @@ def _templates() -> Any:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of how much is done, from 0 to 1."""
+    """A progress bar, from 0 to 1."""
 
     done: float
 
 
 class NotebookObserver:
-    """Shows a run as one table that moves: a row for each stage, a bar for those that run."""
+    """Displays a run as one live table: a row per stage, a progress bar for running ones."""
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -92,8 +87,8 @@ class NotebookObserver:
             return
         job = event.get("job") or ""
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
-        said = ", ".join([f"{job}: {count}" if job not in ("", node.name) else count, *describe_metrics(event)])
-        self._show(node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), said)
+        details = ", ".join([f"{job}: {count}" if job not in ("", node.name) else count, *describe_metrics(event)])
+        self._show(node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), details)
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
@@ -105,7 +100,7 @@ class NotebookObserver:
         self._show(node, "failed", message.splitlines()[0].removeprefix(f"{node.name}: "))
 
     def stop_bar(self) -> None:
-        """Say of what still runs that it was ended."""
+        """Mark stages that are still running as ended."""
         with self._lock:
             ended = [name for name, row in self._rows.items() if row[1] in ("runs", "resumes", "waits")]
             for name in ended:
@@ -113,9 +108,9 @@ class NotebookObserver:
         if ended:
             self._handle.update(self)
 
-    def _show(self, node: Node, state: str, *said: Any) -> None:
+    def _show(self, node: Node, state: str, *details: Any) -> None:
         with self._lock:
-            cells = [mask_text(cell) if isinstance(cell, str) else cell for cell in said]
+            cells = [mask_text(cell) if isinstance(cell, str) else cell for cell in details]
             self._rows[node.name] = [node.name, state, *cells, *[""] * (2 - len(cells))]
             self._written = time.monotonic()
             self._handle.update(self)

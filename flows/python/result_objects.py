@@ -1,4 +1,4 @@
-"""What questions about a run are answered with: plain objects, each of which prints as its command does."""
+"""Answers to questions about a run: plain objects, each of which prints like its command."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gristmill.flows.questions import whatif as replaying
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a question about a run is answered with.
+    """Base of the answers to questions about a run.
 
     Attributes:
-        found: the same as plain data, as the command line prints it with `--json`.
+        found: the answer as plain data, as printed by the command line with `--json`.
     """
 
     found: dict[str, Any] = field(repr=False, compare=False)
@@ -27,30 +27,30 @@ class Answer:
 Kind = TypeVar("Kind", bound=Answer)
 
 
-def answer(kind: type[Kind], found: Mapping[str, Any], **made: Any) -> Kind:
-    """An answer from plain data.
+def answer(kind: type[Kind], found: Mapping[str, Any], **converted: Any) -> Kind:
+    """Build an answer from plain data.
 
     Args:
-        kind: the class.
-        found: by the names of its fields; what is absent there has a default.
-        made: fields that are made from it.
+        kind: class of the answer.
+        found: values by field name; missing fields have defaults.
+        converted: fields computed from the data.
     """
-    names = {one.name for one in fields(kind)} - {"found"} - made.keys()
-    return kind(found=dict(found), **{name: found[name] for name in names if name in found}, **made)
+    names = {field_.name for field_ in fields(kind)} - {"found"} - converted.keys()
+    return kind(found=dict(found), **{name: found[name] for name in names if name in found}, **converted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement(Answer):
-    """What one stage said of a document.
+    """Verdict of one stage on a document.
 
     Attributes:
-        stage: its name.
-        keep: whether the document passed.
-        reason: the rule that dropped it.
-        values: column -> what was measured.
-        threshold: what the reason stands for in the manifest.
-        error: why it was quarantined.
-        edits: what was changed in its text: `number`, `bytes_removed`, `bytes_added` and the `first` few.
+        stage: name of the stage.
+        keep: True if the document passed.
+        reason: rule that dropped it.
+        values: column -> measured value.
+        threshold: value in the manifest of the rule that dropped it.
+        error: reason of its quarantine.
+        edits: edits of its text: `number`, `bytes_removed`, `bytes_added` and the `first` few.
     """
 
     stage: str
@@ -68,16 +68,15 @@ class Explanation(Answer):
 
     Attributes:
         id: 32 hexadecimal digits.
-        source: the name of its source.
-        locator: its file and place there.
-        outcome: `kept`, or which stage dropped it by which rule.
-        metadata: what its record said besides the text.
-        characters: of its text as it was read.
-        excerpt: how that begins.
-        stages: what each stage said of it, up to the one that dropped it.
-        mix: what the mixture made of it (`use`, `reason`, `rows`, `tokens`, `copies`, `steps`); None before there is
-            one.
-        text: where it was asked for, the whole text in pieces: `text`, `edit` (removed, added or None) and `stage`.
+        source: name of its source.
+        locator: file and record in the source.
+        outcome: `kept`, or the stage and rule that dropped it.
+        metadata: other fields of its record.
+        characters: length of its text as read.
+        excerpt: beginning of its text.
+        stages: verdict of each stage, up to the one that dropped it.
+        mix: its use by the mixture (`use`, `reason`, `rows`, `tokens`, `copies`, `steps`); None without a mixture.
+        text: if requested, the whole text in pieces: `text`, `edit` (removed, added or None) and `stage`.
     """
 
     id: str
@@ -93,27 +92,27 @@ class Explanation(Answer):
 
     @property
     def kept(self) -> bool:
-        """Whether it was kept by all stages."""
+        """True if all stages kept the document."""
         return self.outcome == "kept"
 
     def show(self) -> None:
-        """Print it as `gristmill explain` does."""
+        """Print the history like `gristmill explain`."""
         explaining.print_history(self.found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace(Answer):
-    """What a training step read.
+    """Rows and documents of a training step.
 
     Attributes:
         stage: the training.
-        step: counted from 1.
-        use: whether it was read, or will be.
-        rows: of the packed set, or of the examples.
-        documents: those in the rows, the ones with most tokens first: `id`, `source`, `locator`, `tokens`, `rows`.
-        tokens: of these documents.
-        examples: ids of what a tuning read.
-        checkpoints_after: steps of checkpoints that know these rows.
+        step: step, counted from 1.
+        use: `read` or `will read`.
+        rows: rows of the packed set, or of the examples.
+        documents: documents in the rows, most tokens first: `id`, `source`, `locator`, `tokens`, `rows`.
+        tokens: tokens of these documents.
+        examples: ids of the examples read by fine-tuning.
+        checkpoints_after: steps of checkpoints whose training read these rows.
     """
 
     stage: str
@@ -126,20 +125,20 @@ class StepTrace(Answer):
     checkpoints_after: list[int] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print it as `gristmill trace --step` does."""
+        """Print the trace like `gristmill trace --step`."""
         trace_tables.print_step(self.found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentTrace(Answer):
-    """What became of a document, or of an example of a tuning.
+    """Training steps that read a document, or an example of fine-tuning.
 
     Attributes:
         kind: `document` or `example`.
-        id: its id.
-        outcome: `kept` or `trained`, or which stage dropped it by which rule.
-        steps: those that read it: `stage`, `step`, `use` (read, or will be read) and `rows`.
-        checkpoints_after: those that know it: `stage` and `step`.
+        id: id of the document or example.
+        outcome: `kept` or `trained`, or the stage and rule that dropped it.
+        steps: steps that read it: `stage`, `step`, `use` (read, or will read) and `rows`.
+        checkpoints_after: checkpoints whose training read it: `stage` and `step`.
     """
 
     kind: str
@@ -149,18 +148,18 @@ class DocumentTrace(Answer):
     checkpoints_after: list[dict[str, Any]]
 
     def show(self) -> None:
-        """Print it as `gristmill trace --document` does."""
+        """Print the trace like `gristmill trace --document`."""
         trace_tables.print_document(self.found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTrace(Answer):
-    """Where the passages of a text stand in the training rows.
+    """Passages of a text in the training rows.
 
     Attributes:
-        characters: of the text.
-        covered: how many of them are in a passage.
-        shortest_span: tokens of the shortest passage that is looked for.
+        characters: length of the text.
+        covered: number of characters in a passage.
+        shortest_span: tokens of the shortest passage searched for.
         spans: the longest passages: `begin` and `end` in characters, `tokens`, `text`, `count` of its places, and the
             first `places`: the document, its `source`, `row` and the `steps` that read it.
     """
@@ -171,20 +170,20 @@ class TextTrace(Answer):
     spans: list[dict[str, Any]]
 
     def show(self) -> None:
-        """Print it as `gristmill trace --text` does."""
+        """Print the passages like `gristmill trace --text`."""
         trace_tables.print_spans(self.found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchHits(Answer):
-    """The documents that a text is about.
+    """Documents about a text.
 
     Attributes:
-        by: the ways that were taken: `meaning`, `words`, or both.
-        documents: of the run, kept or not.
-        note: why nothing was looked for by meaning, and how to get that; None where it was, or was not asked for.
-        hits: the best first, each with `id`, `source`, `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and
-            `words` (`rank`, `bm25`), either None, `kept`, `dropped_by`, `reason`, `characters` and `snippet`.
+        by: methods used: `meaning`, `words`, or both.
+        documents: number of documents in the run, kept or not.
+        note: reason for not searching by meaning, and the remedy; None if it was used or not requested.
+        hits: best first, each with `id`, `source`, `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and
+            `words` (`rank`, `bm25`), either of them None, `kept`, `dropped_by`, `reason`, `characters` and `snippet`.
     """
 
     by: list[str]
@@ -193,13 +192,13 @@ class SearchHits(Answer):
     hits: list[dict[str, Any]]
 
     def show(self) -> None:
-        """Print them as `gristmill search` does."""
+        """Print the hits like `gristmill search`."""
         searching.print_hits(self.found)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much text there is: documents, bytes, and tokens where they are known."""
+    """Amount of text: documents, bytes, and tokens (None if unknown)."""
 
     documents: int
     bytes: int
@@ -208,13 +207,13 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf(Answer):
-    """What other thresholds would keep.
+    """Documents that other thresholds would keep.
 
     Attributes:
-        now: source -> what is kept.
-        then: source -> what would be kept.
-        unseen: source -> what would be kept of that which later stages have not seen, so that they may drop it.
-        rules: rule -> `now` and `then`: how many documents are `failing` it, and fail `only` it.
+        now: source -> size kept now.
+        then: source -> size that would be kept.
+        unseen: source -> size that would be kept but was not seen by later stages, which may drop it.
+        rules: rule -> `now` and `then`: numbers of documents `failing` it, and failing `only` it.
         cuts: per changed threshold its `key`, its bounds `now` and `then`, and the documents next to it, `failing` and
             `passing`.
     """
@@ -226,22 +225,22 @@ class WhatIf(Answer):
     cuts: list[dict[str, Any]]
 
     def show(self) -> None:
-        """Print it as `gristmill whatif --set` does."""
+        """Print the comparison like `gristmill whatif --set`."""
         replaying.print_replay(self.found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Answer):
-    """What a threshold drops.
+    """Effect of a threshold.
 
     Attributes:
-        rule: its name.
-        key: the setting.
-        bound: its value.
-        seen: documents that were held against it.
-        failing: how many of them fail it.
-        only: how many of them fail no other rule of the stage.
-        looser, stricter: another `bound` on either side, and how many would be `failing` that; None without any.
+        rule: name of the rule.
+        key: key of the setting.
+        bound: value of the threshold.
+        seen: number of documents that the stage judged.
+        failing: number of them that fail the rule.
+        only: number of them that fail no other rule of the stage.
+        looser, stricter: a neighbouring `bound`, and the number of documents `failing` it; None if there is none.
     """
 
     rule: str
@@ -254,30 +253,30 @@ class Threshold(Answer):
     stricter: dict[str, Any] | None
 
 
-def explanation(found: Mapping[str, Any]) -> Explanation:
-    """A history (`questions.explain.history`) as an object."""
-    metadata = found["metadata"]
+def explanation(history: Mapping[str, Any]) -> Explanation:
+    """Convert a history (`questions.explain.history`) to an object."""
+    metadata = history["metadata"]
     return answer(
         Explanation,
-        found,
-        stages=[answer(Judgement, one) for one in found["stages"]],
+        history,
+        stages=[answer(Judgement, verdict) for verdict in history["stages"]],
         metadata=json.loads(metadata) if isinstance(metadata, str) else metadata or {},
     )
 
 
-def replayed(found: Mapping[str, Any]) -> WhatIf:
-    """A comparison (`questions.whatif.replay`) as an object."""
-    whole: Callable[[float], int] | None = round if found["tokens_known"] else None
+def replayed(comparison: Mapping[str, Any]) -> WhatIf:
+    """Convert a comparison (`questions.whatif.replay`) to an object."""
+    round_tokens: Callable[[float], int] | None = round if comparison["tokens_known"] else None
     sides = {
         side: {
-            str(source): Size(size["documents"], size["bytes"], whole(size["tokens"]) if whole else None)
-            for source, size in found[side].items()
+            str(source): Size(size["documents"], size["bytes"], round_tokens(size["tokens"]) if round_tokens else None)
+            for source, size in comparison[side].items()
         }
         for side in ("now", "then", "unseen")
     }
-    return answer(WhatIf, found, **sides)
+    return answer(WhatIf, comparison, **sides)
 
 
 def thresholds_of(rows: Sequence[Mapping[str, Any]]) -> list[Threshold]:
-    """Thresholds (`questions.whatif.thresholds`) as objects."""
+    """Convert thresholds (`questions.whatif.thresholds`) to objects."""
     return [answer(Threshold, row) for row in rows]

@@ -1,4 +1,4 @@
-"""Running and planning manifests from Python: what the commands `run` and `plan` do."""
+"""`gristmill.run` and `gristmill.plan`: the commands `run` and `plan` from Python."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ def run(
     progress: bool = True,
     prefect: bool = False,
 ) -> Run:
-    """Run a manifest: what is committed is reused, what is unfinished is resumed.
+    """Run a manifest, reusing committed stages and resuming unfinished ones.
 
-    It is the same work as that of `gristmill run`, in processes of its own, which import nothing of the caller's. An
-    interrupt (Ctrl-C, or a notebook's stop button) ends them first; the next run resumes.
+    Stages run in processes of their own, as with `gristmill run`, and import nothing of the caller. An interrupt
+    (Ctrl-C, or a notebook's stop button) ends them first; the next run resumes.
 
     Args:
-        manifest: its file, or an object.
-        until: the last stage to run.
-        set: values that replace some of its settings, by their keys, such as `{"pretrain.steps": 50}`.
-        store: folder or URL of the outputs; if absent $GRISTMILL_STORE, else ./gristmill-store.
-        force: stages to rebuild although they are committed.
-        keep: stages whose committed outputs are kept although their versions changed.
-        progress: show how it goes, in a notebook as a table that moves.
+        manifest: file or object.
+        until: last stage to run.
+        set: overridden settings by key, such as `{"pretrain.steps": 50}`.
+        store: folder or URL of the outputs; None means $GRISTMILL_STORE, else ./gristmill-store.
+        force: stages to rebuild even if they are committed.
+        keep: stages whose committed outputs are kept even if their versions changed.
+        progress: show progress, in a notebook as a live table.
         prefect: record the run in Prefect, as the command line does.
 
     Returns:
         The finished run.
 
     Raises:
-        ManifestError: the manifest is wrong; nothing was run.
-        UnknownStageError: it has no such stage.
-        StoreLocationError: there can be no store at that place.
+        ManifestError: the manifest is invalid; nothing was run.
+        UnknownStageError: the manifest has no such stage.
+        StoreLocationError: the location cannot hold a store.
         MissingLibraryError: a stage needs a library that is not installed; nothing was run.
         NothingToKeepError: the store has no output of an earlier version of a stage to keep.
-        StageFailedError: a stage failed; what is committed stays, and the same call resumes.
+        StageFailedError: a stage failed; committed outputs stay, and the same call resumes.
     """
-    session = _open(manifest, set, store, until, to_run=True)
+    session = _open_manifest(manifest, set, store, until, to_run=True)
     _refuse_unknown(session, [*force, *keep])
     session.keep(keep)
     console = plain_console(cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout)))))
@@ -74,15 +74,15 @@ def run(
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What a run would do with a stage.
+    """Planned action for a stage.
 
     Attributes:
-        stage: its name.
+        stage: name of the stage.
         action: `reuse`, `make`, `resume`, `wait for` or `repair`.
-        reason: why; empty where its output is reused as it is.
-        fingerprint: the first 16 digits of what names its output.
-        folder: where its output is, or would be.
-        warning: what a person should know beforehand.
+        reason: reason of the action; empty if the output is reused unchanged.
+        fingerprint: first 16 digits of the fingerprint of the output.
+        folder: existing or future folder of the output.
+        warning: warning before the run; empty if there is none.
     """
 
     stage: str
@@ -101,13 +101,13 @@ def plan(
     store: str | Path | Store | None = None,
     force: Sequence[str] = (),
 ) -> list[PlannedStage]:
-    """What `run` would do with the same arguments, and why; nothing is run or written.
+    """Return the actions of `run` with the same arguments, and their reasons; nothing is run or written.
 
     Raises:
-        ManifestError: the manifest is wrong.
-        UnknownStageError: it has no such stage.
+        ManifestError: the manifest is invalid.
+        UnknownStageError: the manifest has no such stage.
     """
-    session = _open(manifest, set, store, until, to_run=False)
+    session = _open_manifest(manifest, set, store, until, to_run=False)
     _refuse_unknown(session, force)
     return [
         PlannedStage(
@@ -117,19 +117,14 @@ def plan(
     ]
 
 
-def _open(
+def _open_manifest(
     manifest: str | Path | Manifest,
     set: Mapping[str, Any] | None,
     store: str | Path | Store | None,
     until: str | None,
     to_run: bool,
 ) -> Session:
-    """Open a manifest.
-
-    Args:
-        to_run: allow code of its own to list sources; write one that is in no file into the store, so that commands
-            can name it.
-    """
+    """Open a manifest; `to_run` lets user code list sources, and saves a manifest without a file in the store."""
     if isinstance(store, Store):
         location: str | None = str(store.path)
     else:

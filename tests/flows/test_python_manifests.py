@@ -139,7 +139,7 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path
 
 
 def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
-    with pytest.raises(ManifestError, match=r"Manifest: .*\(bytes\) cannot stand in a manifest"):
+    with pytest.raises(ManifestError, match=r"Manifest: .*\(bytes\) cannot be a value in a manifest"):
         Manifest(name="made", sources={"web": {"path": b"web"}})
     with pytest.raises(ManifestError, match="write it at the top level of a file of its own"):
         Manifest(name="made", sources={"web": {"path": lambda: "web"}})
