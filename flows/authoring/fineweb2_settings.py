@@ -1,9 +1,9 @@
-"""FineWeb-2's settings of a language as rules of a manifest (Penedo et al. 2025; `fineweb-2-pipeline.py`).
+"""FineWeb-2's settings of a language as manifest rules (Penedo et al. 2025; `fineweb-2-pipeline.py`).
 
 FineWeb-2 publishes a file for each of 1,900 languages and scripts (`configs/deu_Latn.yml` of huggingface/fineweb-2):
-the least score of GlotLID, stop words, and thresholds, most of which it took from how the values of a language's text
-are distributed. Its pipeline has other values for all languages; both are here, so that a filter of them reaches the
-verdicts of FineWeb-2's three filters.
+the minimum GlotLID score, stop words, and thresholds, most of them derived from the distribution of values in a
+language's text. Its pipeline sets further values for all languages. With both, a filter reaches the verdicts of
+FineWeb-2's three filters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GENERAL: dict[str, dict[str, Any]] = {
     },
     "fineweb": {"words": "language", "max_short_line_ratio": 1.0, "max_repeated_line_char_ratio": 0.1},
 }
-"""What its pipeline sets for all languages: shares of paragraphs and short lines judge nothing."""
+"""Settings of its pipeline for all languages; shares of paragraphs and short lines are unlimited."""
 KEYS = (
     "dup_line_frac",
     "dup_n_grams",
@@ -39,20 +39,20 @@ KEYS = (
     "stopwords",
     "top_n_grams",
 )
-"""What each of the published files has."""
+"""Keys of each published file."""
 
 
 class SettingsError(ValueError):
-    """A file is none of FineWeb-2's settings."""
+    """The file does not hold settings of FineWeb-2."""
 
 
 def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The settings of some languages: what their files are called (`deu_Latn`) -> what these hold.
+    """Read the settings of some languages by file stem (`deu_Latn`).
 
     Raises:
         SettingsError: a file cannot be read, or has other keys.
     """
-    found = {}
+    settings_by_language = {}
     for path in map(Path, paths):
         try:
             settings = read_yaml(path)
@@ -60,16 +60,16 @@ def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise SettingsError(str(error)) from error
         missing = [key for key in KEYS if not isinstance(settings, Mapping) or key not in settings]
         if missing or not LANGUAGE.fullmatch(path.stem):
-            what = f"has no {', '.join(missing)}" if missing else "is not called after a language"
-            raise SettingsError(f"{path} {what}; give files of huggingface/fineweb-2, such as configs/deu_Latn.yml")
-        found[path.stem] = settings
-    return found
+            problem = f"has no {', '.join(missing)}" if missing else "is not named after a language"
+            raise SettingsError(f"{path} {problem}; give files of huggingface/fineweb-2, such as configs/deu_Latn.yml")
+        settings_by_language[path.stem] = settings
+    return settings_by_language
 
 
 def rules_of_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The thresholds and stop words of one language, as they differ from GENERAL.
+    """Return the thresholds and stop words of one language that differ from GENERAL.
 
-    A value that datatrove takes for "no limit" (0 of a largest share) is one here, too.
+    A maximum share of 0 means "no limit", as in datatrove.
     """
     quality = {
         "min_mean_word_length": float(settings["min_avg_word_length"]),

@@ -1,4 +1,4 @@
-"""Looking at data that nobody has described yet: its format, which field holds the text, how much text there is."""
+"""Inspection of undescribed data: its format, its text field, and the amount of text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SAMPLE_BYTES = 4 << 20
 COMPRESSED_RATIO = 3.0
 """Bytes of text per stored byte of archives and compressed files: zstd's and gzip's usual ratio on English prose."""
 COUNTED_BYTES = 32 << 20
-"""Of a compressed file so much is unpacked to count; a larger one is taken to have COMPRESSED_RATIO."""
+"""Bytes unpacked of a compressed file to measure its ratio; larger files are assumed to have COMPRESSED_RATIO."""
 TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
-"""Names that a field of texts usually has; elsewhere the longest strings decide."""
+"""Usual names of the text field; otherwise the field with the longest strings is taken."""
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
 CODE_EXTENSIONS = (
     ".py",
@@ -57,14 +57,14 @@ CODE_EXTENSIONS = (
     ".swift",
 )
 PATH_NAMES = ("max_stars_repo_path", "path", "file_path", "filepath", "filename", "file_name")
-"""Fields with the path of a file of code: those of The Stack (Kocetkov et al. 2022) and of its like."""
+"""Fields with the path of a code file, as in The Stack (Kocetkov et al. 2022) and similar data sets."""
 EXTENSION_NAMES = ("ext", "extension")
 LANGUAGE_NAMES = ("lang", "language", "programming_language")
 CODE_LANGUAGES = frozenset(
     "c c# c++ csharp cuda go haskell java javascript jsx julia kotlin objective-c perl php python r ruby rust scala "
     "shell swift typescript".split()
 )
-"""Names of programming languages in data sets of code, but those that are codes of natural languages too (`lua`,
+"""Names of programming languages in code data sets, except those that are also codes of natural languages (`lua`,
 `css`)."""
 ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 EXAMPLE_FIELDS = (
@@ -73,36 +73,36 @@ EXAMPLE_FIELDS = (
     (("conversations",), "conversations", "sft"),
     (("instruction", "output"), "instructions", "sft"),
 )
-"""Fields that rows for fine-tuning have, what such rows are, and the section that reads them."""
+"""Fields of fine-tuning rows, the kind of such rows, and the section that reads them."""
 SHOWN_FIELDS = 20
 BOOK_BYTES = 500_000
-"""Beyond this many bytes a file of text is most likely a book, or several documents (100,000 words are the most that
-Gopher's rules keep)."""
+"""Size above which a text file is most likely a book, or several documents (Gopher's rules keep at most 100,000
+words)."""
 BOOK_CHAPTERS = 3
-"""Chapters in its first SAMPLE_BYTES by which a book is taken to have headings."""
+"""Chapters in its first SAMPLE_BYTES from which on a book is assumed to have headings."""
 BOOK_PARAGRAPHS = 4000
-"""Characters of the documents into which a text without headings is cut: some pages of print."""
+"""Characters of the documents cut from a text without headings: a few printed pages."""
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found out about one source.
+    """Findings about one source.
 
     Attributes:
-        path: as it was given.
-        format: what the manifest has to say; `auto` where the file names tell.
-        text_field, id_field: of rows; None where the format has no fields, or where the default name is right.
-        extract: whether the texts are HTML.
+        path: path as given.
+        format: format for the manifest; `auto` if the file names determine it.
+        text_field, id_field: fields of rows; None if the format has no fields, or the default name is right.
+        extract: True if the texts are HTML.
         files: number of inputs.
-        stored_bytes: their size.
-        text_bytes: estimated bytes of text; None where it cannot be known before reading.
-        is_code: whether most of the files, or rows, are programs.
-        path_field: the field of rows of programs that has their paths; None where the locator is the path.
-        split: how long texts are to be cut: `chapters`, or into paragraphs of so many characters; None for not at all.
-        remarks: sentences about what may need a second look.
+        stored_bytes: size of the inputs.
+        text_bytes: estimated bytes of text; None if unknown before reading.
+        is_code: True if most of the files, or rows, are programs.
+        path_field: field with the path of each program; None if the locator is the path.
+        split: how to split long texts: `chapters`, or a number of characters per document; None for no splitting.
+        remarks: sentences about points to check.
         formats: (format with its compression, number of files, their bytes), the largest first.
-        ignored: extension of a folder's files that are not read -> their number.
+        ignored: extension of a folder's unread files -> their number.
     """
 
     path: str
@@ -122,39 +122,39 @@ class Look:
 
 
 def look_at(name: str, path: str) -> Look:
-    """Look at a file, glob, folder or URL: its listing, and the first rows of a few of its files.
+    """Inspect a file, glob, folder or URL: its listing, and the first rows of a few files.
 
     Raises:
-        SourceError: it holds nothing that can be read, or rows without any text.
+        SourceError: the path has no readable data, or its rows have no text.
     """
     if is_python_source(path):
         return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
-    form, listed = _listing(name, path)
-    looked = _look_at_files(name, path, form, listed.files)
-    kinds = files_by_format(listed.files)
-    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in kinds.items()]
-    if len(kinds) > 1:
-        looked = replace(
-            looked,
-            text_bytes=sum(text_bytes_of(path, files) for files in kinds.values()),
-            remarks=(*looked.remarks, *_mixed_remark(listed.files)),
+    format_name, listing = _listing(name, path)
+    look = _look_at_files(name, path, format_name, listing.files)
+    groups = files_by_format(listing.files)
+    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in groups.items()]
+    if len(groups) > 1:
+        look = replace(
+            look,
+            text_bytes=sum(text_bytes_of(path, files) for files in groups.values()),
+            remarks=(*look.remarks, *_mixed_remark(listing.files)),
         )
-    looked = replace(looked, remarks=(*looked.remarks, *answers(listed.ignored)))
+    look = replace(look, remarks=(*look.remarks, *answers(listing.ignored)))
     return replace(
-        looked, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))), ignored=listed.ignored
+        look, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))), ignored=listing.ignored
     )
 
 
 def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
-    """Format with its compression -> the files that have it."""
-    found: dict[str, list[SourceFile]] = {}
+    """Group files by format and compression."""
+    groups: dict[str, list[SourceFile]] = {}
     for file in files:
-        found.setdefault(" ".join(filter(None, (file.format, file.compression))), []).append(file)
-    return found
+        groups.setdefault(" ".join(filter(None, (file.format, file.compression))), []).append(file)
+    return groups
 
 
 def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
-    """Estimated bytes of text of files that have one format; 0 where nothing of them can be read."""
+    """Estimate the bytes of text of files of one format; 0 if they cannot be read."""
     try:
         return _look_at_files("", path, "auto", files).text_bytes or 0
     except SourceError:
@@ -162,78 +162,80 @@ def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
 
 
 def _mixed_remark(files: Sequence[SourceFile]) -> list[str]:
-    """What to say of a folder with files of rows beside files of one text each: one source treats all alike."""
+    """Return a remark for a folder that mixes files of rows with files of one text each."""
     texts = sum(file.format == "text" for file in files)
     if not texts or not any(file.format in ROW_FORMATS for file in files):
         return []
     return [
-        f"{texts:,} of {len(files):,} files are one text each beside files of rows: sources of their own "
-        "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own"
+        f"{texts:,} of {len(files):,} files hold one text each beside files of rows: separate sources "
+        "(`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules"
     ]
 
 
-def _look_at_files(name: str, path: str, form: str, files: Sequence[SourceFile]) -> Look:
+def _look_at_files(name: str, path: str, format_name: str, files: Sequence[SourceFile]) -> Look:
     chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][:SAMPLE_FILES]
     stored = sum(file.size for file in files)
     kinds = {file.format for file in chosen}
     rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
-    code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
+    is_code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
     if not rows:
         books = (
             []
-            if code
+            if is_code
             else [
                 file
                 for file in files
                 if file.format == "text" and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
             ]
         )
-        split, said = _cut_of_books(books, len(files)) if books else (None, ())
-        per_stored_byte = text_per_stored_byte(files) if kinds <= {"html", "warc"} else _unpacked(chosen)
+        split, remarks_on_books = _split_of_books(books, len(files)) if books else (None, ())
+        per_stored_byte = text_per_stored_byte(files) if kinds <= {"html", "warc"} else _content_ratio(chosen)
         plain = int(stored * per_stored_byte)
-        return Look(path, form, len(files), stored, plain, is_code=code, split=split, remarks=said)
-    together = [row for some in rows for row in some]
-    if not together:
+        return Look(
+            path, format_name, len(files), stored, plain, is_code=is_code, split=split, remarks=remarks_on_books
+        )
+    sampled_rows = [row for file_rows in rows for row in file_rows]
+    if not sampled_rows:
         raise SourceError(
             f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
-            f"{_damage(chosen)}; give another path, or write the manifest by hand with the right "
+            f"{_describe_damage(chosen)}; give another path, or write the manifest by hand with the right "
             "`format:`"
         )
-    named = text_field(together)
-    if named is None:
+    text_name = text_field(sampled_rows)
+    if text_name is None:
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
-            f"{_some_fields(together[0])}; give a path whose rows have one"
+            f"{_some_fields(sampled_rows[0])}; give a path whose rows have one"
         )
-    texts = [str(value) for row in together if isinstance(value := _values(row).get(named), str)]
+    texts = [str(value) for row in sampled_rows if isinstance(value := _scalars(row).get(text_name), str)]
     remarks = (
         []
-        if len(texts) == len(together)
+        if len(texts) == len(sampled_rows)
         else [
-            f"{len(together) - len(texts)} of {len(together)} rows looked at have no {named!r}: they will be quarantined"
+            f"{len(sampled_rows) - len(texts)} of {len(sampled_rows)} rows sampled have no {text_name!r}: they will be quarantined"
         ]
     )
-    remarks += _examples_remark(together)
-    path_field = code_path_field(together)
+    remarks += _examples_remark(sampled_rows)
+    path_field = code_path_field(sampled_rows)
     html = sum(map(is_html, texts)) * 2 > len(texts)
-    share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
+    share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, sampled_rows)), 1)
     return Look(
         path,
-        form,
+        format_name,
         len(files),
         stored,
-        int(stored * _unpacked(chosen) * share * (text_share(texts) if html else 1)),
-        text_field=None if named == "text" else named,
-        id_field=id_field(together),
+        int(stored * _content_ratio(chosen) * share * (text_share(texts) if html else 1)),
+        text_field=None if text_name == "text" else text_name,
+        id_field=id_field(sampled_rows),
         extract=html,
-        is_code=path_field is not None or names_code(together),
+        is_code=path_field is not None or names_code(sampled_rows),
         path_field=path_field,
         remarks=tuple(remarks),
     )
 
 
-def _damage(files: Sequence[SourceFile]) -> str:
-    """How the first damaged one of some files is damaged, to be said behind what follows from it."""
+def _describe_damage(files: Sequence[SourceFile]) -> str:
+    """Describe the damage of the first damaged file, as a suffix of an error."""
     for file in files:
         try:
             read = 0
@@ -246,19 +248,21 @@ def _damage(files: Sequence[SourceFile]) -> str:
     return ""
 
 
-def _cut_of_books(books: Sequence[SourceFile], files: int) -> tuple[Literal["chapters"] | int, tuple[str, ...]]:
-    """How texts as long as books are best cut, by a look at the first, and what to say of it."""
-    begin = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
-    found = len(chapters(begin))
-    many = f"{len(books)} of {files} files are" if files > 1 else "it is"
-    long = f"{many} longer than {size(BOOK_BYTES)}, and {'are' if files > 1 else 'is'} cut into"
-    if found >= BOOK_CHAPTERS:
-        return "chapters", (f"{long} chapters: {books[0].name} has {found:,} in its first {size(len(begin))}",)
-    return BOOK_PARAGRAPHS, (f"{long} paragraphs: {books[0].name} has no headings of chapters",)
+def _split_of_books(books: Sequence[SourceFile], files: int) -> tuple[Literal["chapters"] | int, tuple[str, ...]]:
+    """Choose how to split book-length texts from the first of them, with a remark."""
+    text = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
+    num_chapters = len(chapters(text))
+    subject = f"{len(books)} of {files} files are" if files > 1 else "it is"
+    beginning = f"{subject} longer than {size(BOOK_BYTES)}, and {'are' if files > 1 else 'is'} cut into"
+    if num_chapters >= BOOK_CHAPTERS:
+        return "chapters", (
+            f"{beginning} chapters: {books[0].name} has {num_chapters:,} in its first {size(len(text))}",
+        )
+    return BOOK_PARAGRAPHS, (f"{beginning} paragraphs: {books[0].name} has no headings of chapters",)
 
 
 def split_setting(split: Literal["chapters"] | int | None) -> str | dict[str, int] | None:
-    """How a text is to be cut, as a source's `split`."""
+    """Return the value of a source's `split`."""
     return {"paragraphs": split} if isinstance(split, int) else split
 
 
@@ -269,33 +273,33 @@ def _some_fields(row: Row) -> str:
 
 
 def _examples_remark(rows: Sequence[Row]) -> list[str]:
-    """What to say of rows that look like examples for fine-tuning: they are no documents."""
-    for keys, what, section in EXAMPLE_FIELDS:
+    """Return a remark for rows that look like fine-tuning examples rather than documents."""
+    for keys, kind, section in EXAMPLE_FIELDS:
         if all(any(key in row for row in rows) for key in keys):
             return [
-                f"rows with {' and '.join(keys)} look like {what}: `{section}: {{data: [{{path: ...}}]}}` reads "
-                "them, here they would be documents"
+                f"rows with {' and '.join(keys)} look like {kind}: `{section}: {{data: [{{path: ...}}]}}` reads "
+                "them; here they would be documents"
             ]
     return []
 
 
 def _listing(name: str, path: str) -> tuple[str, SourceListing]:
-    kind, found = find_at(f"source {name!r}", path)
+    kind, entries = find_at(f"source {name!r}", path)
     markers = {"dataset_dict.json", "state.json"}
-    if kind == "folder" and markers & {item.name for item in found}:
+    if kind == "folder" and markers & {item.name for item in entries}:
         return "hf", find_files(name, {"path": path, "format": "hf"})
     try:
         return "auto", find_files(name, {"path": path})
     except SourceError:
-        form = sniff(found) if found else None
-        if form is None:
+        format_name = sniff(entries) if entries else None
+        if format_name is None:
             raise
-        return form, find_files(name, {"path": path, "format": form})
+        return format_name, find_files(name, {"path": path, "format": format_name})
 
 
-def sniff(found: Sequence[Found]) -> str | None:
-    """The format of files whose names do not tell, by the first bytes of the first one; None where it is not text."""
-    first = min(found, key=lambda item: item.name)
+def sniff(entries: Sequence[Found]) -> str | None:
+    """Detect the format of files from the first bytes of the first one; None if it is not text."""
+    first = min(entries, key=lambda item: item.name)
     start = _beginning(as_path(first.location), split_compression(first.name)[1])[:4096]
     if start.startswith(b"PAR1"):
         return "parquet"
@@ -320,7 +324,7 @@ def sniff(found: Sequence[Found]) -> str | None:
 
 
 def sample_rows(file: SourceFile) -> list[Row] | None:
-    """The first rows of a file as mappings; None for formats without rows. Rows that cannot be read are left out."""
+    """Return the first readable rows of a file as mappings; None for formats without rows."""
     path = as_path(file.location)
     if file.format not in ROW_FORMATS:
         return None
@@ -330,7 +334,7 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
     if file.format == "jsonl":
         return list(islice(_json_rows(path, file.compression), SAMPLE_ROWS))
     lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
-    # The last line of a piece of a file is most likely cut.
+    # The last line of a partial file is most likely cut.
     lines = lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
     delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
     csv.field_size_limit(SAMPLE_BYTES)
@@ -338,7 +342,7 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
 
 
 def _json_rows(path: Path, compression: str) -> Iterator[Row]:
-    """The objects in the first SAMPLE_BYTES of a file; of a damaged one those before the damage."""
+    """Yield the objects in the first SAMPLE_BYTES of a file, up to any damage."""
     size = 0
     try:
         for line in json_lines(path, compression):
@@ -363,7 +367,7 @@ def _json_object(line: bytes) -> Row | None:
 
 
 def _beginning(path: Path, compression: str) -> bytes:
-    """The first SAMPLE_BYTES of a file's content; of a damaged one what comes before the damage."""
+    """Return the first SAMPLE_BYTES of a file's content, up to any damage."""
     content = b""
     try:
         for chunk in read_chunks(path, compression):
@@ -375,8 +379,8 @@ def _beginning(path: Path, compression: str) -> bytes:
     return content[:SAMPLE_BYTES]
 
 
-def _unpacked(files: Sequence[SourceFile]) -> float:
-    """Bytes of content for each stored byte of some files: counted where that is soon done, else guessed."""
+def _content_ratio(files: Sequence[SourceFile]) -> float:
+    """Return the content bytes per stored byte of some files: measured if that is quick, else estimated."""
     stored = sum(file.size for file in files)
     return sum(_content_bytes(file) for file in files) / stored if stored else 1.0
 
@@ -403,13 +407,13 @@ def _content_bytes(file: SourceFile) -> float:
 
 
 def text_field(rows: Sequence[Row]) -> str | None:
-    """The dotted name of the field that holds the texts: a usual name whose strings are long, else the longest."""
+    """Return the dotted name of the text field: a usual name with long strings, else the longest field."""
     lengths: dict[str, list[int]] = {}
     for row in rows:
-        for key, value in _values(row).items():
+        for key, value in _scalars(row).items():
             if isinstance(value, str):
                 lengths.setdefault(key, []).append(len(value))
-    means = {key: sum(found) / len(rows) for key, found in lengths.items()}
+    means = {key: sum(sizes) / len(rows) for key, sizes in lengths.items()}
     if not means or max(means.values()) == 0:
         return None
     longest = max(means, key=lambda key: (means[key], key))
@@ -418,7 +422,7 @@ def text_field(rows: Sequence[Row]) -> str | None:
 
 
 def code_path_field(rows: Sequence[Row]) -> str | None:
-    """The field that has the path of a program in most rows; None where no field has."""
+    """Return the field with the path of a program in most rows, or None."""
     for name in PATH_NAMES:
         paths = [path for row in rows if isinstance(path := row.get(name), str)]
         programs = sum(PurePosixPath(path).suffix.lower() in CODE_EXTENSIONS for path in paths)
@@ -428,7 +432,7 @@ def code_path_field(rows: Sequence[Row]) -> str | None:
 
 
 def names_code(rows: Sequence[Row]) -> bool:
-    """Whether most rows have the extension of a program or the name of a programming language."""
+    """Return True if most rows name a program's extension or a programming language."""
     return any(sum(map(is_named, rows)) * 2 > len(rows) for is_named in (_has_code_extension, _has_code_language))
 
 
@@ -442,16 +446,16 @@ def _has_code_language(row: Row) -> bool:
 
 
 def id_field(rows: Sequence[Row]) -> str | None:
-    """A field that is called like an identifier and is another one in every row looked at."""
+    """Return a field named like an identifier that is unique in the sampled rows, or None."""
     for name in ID_NAMES:
-        found = [str(row[name]) for row in rows if row.get(name) not in (None, "")]
-        if len(found) == len(rows) == len(set(found)):
+        ids = [str(row[name]) for row in rows if row.get(name) not in (None, "")]
+        if len(ids) == len(rows) == len(set(ids)):
             return name
     return None
 
 
-def _values(row: Row) -> dict[str, Any]:
-    """A row's scalars by name, those of an inner object as `outer.inner`."""
+def _scalars(row: Row) -> dict[str, Any]:
+    """Return a row's scalars by name; those of nested objects as `outer.inner`."""
     flat: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -462,7 +466,7 @@ def _values(row: Row) -> dict[str, Any]:
 
 
 def _decoded(value: Any) -> Any:
-    """A value, as text where it is bytes of UTF-8: a column of bytes may hold pages."""
+    """Decode bytes of UTF-8, since a column of bytes may hold pages."""
     if not isinstance(value, bytes):
         return value
     try:
@@ -476,13 +480,13 @@ def _row_bytes(row: Row) -> int:
 
 
 def mean_weight(looks: Sequence[Look]) -> float:
-    """Mean estimated bytes of the sources whose size is known; 1 where none is."""
-    known = [look.text_bytes for look in looks if look.text_bytes]
-    return fmean(known) if known else 1.0
+    """Return the mean estimated bytes of the sources with known size; 1 if none is known."""
+    sizes = [look.text_bytes for look in looks if look.text_bytes]
+    return fmean(sizes) if sizes else 1.0
 
 
 def size(count: float) -> str:
-    """Bytes for people: `12.3 MB`."""
+    """Format bytes: `12.3 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Changing keys of a manifest's text: what is not changed, comments and layout too, stays as its author wrote it."""
+"""Edit keys in the text of a manifest, preserving comments and layout everywhere else."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ LONGEST_LINE = 1 << 30
 
 
 class ManifestTextError(ValueError):
-    """A key cannot be set in the text as it is written."""
+    """The key cannot be set in the text as written."""
 
 
 def set_keys(text: str, values: Mapping[Key, Any]) -> str:
     """Set keys in the text of a manifest.
 
-    A key that is there gets another value; one that is not is put first into its section, which is made at the end of
-    the text where it is absent. Values are written in YAML's flow style. The result is read again and compared.
+    An existing key gets the new value. A missing key becomes the first of its section, and a missing section is
+    appended to the text. Values are written in YAML's flow style. The result is parsed again and compared.
 
     Args:
         text: a valid manifest.
-        values: path of the key -> value, of what JSON can hold.
+        values: path of the key -> JSON value.
 
     Raises:
-        ManifestTextError: the section is not a mapping, or uses anchors, so that the result would mean something else.
+        ManifestTextError: the section is not a mapping, or uses anchors, so the result would have another meaning.
     """
     expected = _unshared(parse_yaml(text))
     for key, value in values.items():
         text = _set_key(text, key, value)
-        at = expected
+        section = expected
         for part in key[:-1]:
-            at = at.setdefault(part, {})
-        at[key[-1]] = value
+            section = section.setdefault(part, {})
+        section[key[-1]] = value
     if parse_yaml(text) != expected:
         raise ManifestTextError(
             f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
@@ -59,16 +59,16 @@ def _set_key(text: str, key: Key, value: Any) -> str:
 
 def _replace(text: str, node: yaml.Node, value: Any) -> str:
     begin, end = node.start_mark.index, node.end_mark.index
-    # A block ends where the next key begins: what lies between them is not the value's.
+    # A block ends where the next key begins; the space between them is not part of the value.
     old = text[begin:end]
     return text[:begin] + _flow(value) + old[len(old.rstrip()) :] + text[end:]
 
 
-def _insert(text: str, mapping: yaml.MappingNode, rest: Sequence[str], value: Any, at_end: bool) -> str:
-    for part in reversed(rest[1:]):
+def _insert(text: str, mapping: yaml.MappingNode, path: Sequence[str], value: Any, at_end: bool) -> str:
+    for part in reversed(path[1:]):
         value = {part: value}
     begin = mapping.start_mark.index
-    entry = f"{rest[0]}: {_flow(value)}"
+    entry = f"{path[0]}: {_flow(value)}"
     if mapping.flow_style:
         separator = ", " if mapping.value else ""
         return f"{text[: begin + 1]}{entry}{separator}{text[begin + 1 :]}"
@@ -78,13 +78,13 @@ def _insert(text: str, mapping: yaml.MappingNode, rest: Sequence[str], value: An
 
 
 def _flow(value: Any) -> str:
-    """A value on one line, quoted where it has to be inside of braces."""
+    """Format a value on one line, quoted as needed inside braces."""
     listed = yaml.safe_dump([value], default_flow_style=True, width=LONGEST_LINE, allow_unicode=True, sort_keys=False)
     return listed.strip()[1:-1]
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which an anchor's value is another one wherever it is used."""
+    """Copy a value so that aliases of an anchor become independent copies."""
     if isinstance(value, dict):
         return {name: _unshared(inner) for name, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

@@ -1,10 +1,10 @@
-"""`gristmill look`: what a sample of data that nobody has described yet says of all of it.
+"""`gristmill look`: measurements on a sample of undescribed data.
 
-Nothing is run or kept: some documents are read as `ingest` would read them and measured by the functions of the stages
-(`langid`, `dedup`, `filter`), so that what is shown here is what these would find.
+No stage is run and no output is kept: some documents are read as in `ingest` and measured by the functions of the
+stages (`langid`, `dedup`, `filter`), so the results are those of the stages.
 
-On a machine where nothing ran before, the kernels are compiled first, each
-in a process of its own while the sample is read; what is not ready in time is named, and a second look has it.
+On a new machine the kernels are compiled first, each in a process of its own while the sample is read. Measurements
+that are not ready in time are named, and work in the next call.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from gristmill.mixtures.steps.rules import Rules
 
 SAMPLE_DOCUMENTS = 1000
 SAMPLE_BYTES = 16_000_000
-"""Text of a sample: what every measurement here is done with in a few seconds."""
+"""Bytes of text in a sample; every measurement takes a few seconds on it."""
 SHOWN_DOCUMENTS = 10
 SHOWN_CHARACTERS = 300
 SHOWN_FAILURES = 3
 SHOWN_LANGUAGES = 8
 SHOWN_REASONS = 2
 WIDE = 90
-"""Columns of a terminal in which two reasons stand beside each rule set."""
+"""Terminal width from which on two reasons fit beside each rule set."""
 FETCH_SECONDS = 10
-"""How long a missing language model is waited for, on each of the ways to it."""
+"""Timeout of each way to fetch a missing language model."""
 LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
-NOT_COMPILED = "what measures them is not compiled yet; look again"
+NOT_COMPILED = "the kernels that measure them are not compiled yet; look again"
 ANY_TEXT = "The river ran past the old mill and turned its wheel all day, and nobody had to look after it. " * 8
 OTHER_SETS = ("c4", "fineweb", "curator", "running_text")
-"""Rule sets for prose beside Gopher's; compiling one takes seconds, and a dialect of Gopher's up to twenty."""
+"""Rule sets for prose besides Gopher's; one compiles in seconds, a dialect of Gopher in up to twenty."""
 LONGEST = "gopher (datatrove)"
-"""What takes longest to compile, for its words are cut by spaCy's rules."""
+"""Slowest rule set to compile, because its words are split by spaCy's rules."""
 
 
 def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rules]:
-    """What a sample is judged by: name -> rules with their usual thresholds.
+    """Return the rule sets that judge a sample: name -> rules with default thresholds.
 
-    Gopher's rules stand in every dialect, those of FineWeb and NeMo Curator alone: behind Gopher's, as these projects
-    run them, they drop in addition.
+    Gopher's rules are included in every dialect. Those of FineWeb and NeMo Curator are measured alone; these projects
+    run them after Gopher's.
     """
     if is_code:
         return {"code": Rules.model_validate({"code": {"path_field": path_field}})}
@@ -75,47 +75,47 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
 
 @dataclass
 class Kernels:
-    """Compiles what measures, in processes beside this one, which fill the cache on the disk that this one reads.
+    """Compiles the measuring kernels in child processes, which fill the disk cache that this process reads.
 
     Attributes:
-        is_code: whether the documents are programs.
-        until: `time.monotonic()` when nobody waits any longer.
+        is_code: True if the documents are programs.
+        until: deadline of waiting, in `time.monotonic()`.
     """
 
     is_code: bool
     until: float
-    _made: dict[str, Any] = field(default_factory=dict)
+    _results: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # on two cores they are ready in time
+        first = [LANGUAGES, *OTHER_SETS, DUPLICATES]  # ready in time on two cores
         sets = rule_sets_for(self.is_code)
         names = [
             *(name for name in first if name in sets or name not in OTHER_SETS),
             *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name)),
         ]
         self._pool = multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), len(names)))
-        self._made = {name: self._pool.apply_async(try_measuring, (name, self.is_code)) for name in names}
+        self._results = {name: self._pool.apply_async(try_measuring, (name, self.is_code)) for name in names}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.terminate()  # what it has compiled is kept
+        self._pool.terminate()  # the disk cache keeps compiled kernels
         self._pool.join()
 
     def is_ready(self, name: str) -> bool:
-        """Whether something can be measured without compiling; waits for it as long as there is time."""
-        self._made[name].wait(max(self.until - time.monotonic(), 0.0))
-        return bool(self._made[name].ready())
+        """Return True if a measurement needs no compiling, waiting until the deadline."""
+        self._results[name].wait(max(self.until - time.monotonic(), 0.0))
+        return bool(self._results[name].ready())
 
     def missing(self, name: str) -> str | None:
-        """What is not here that something ready is measured with; None where nothing is missing."""
-        found: str | None = self._made[name].get()
-        return found
+        """Return what a ready measurement lacks, or None."""
+        problem: str | None = self._results[name].get()
+        return problem
 
 
 def try_measuring(name: str, is_code: bool) -> str | None:
-    """Measure a document by one of the ways, so that its kernels are compiled; says what cannot be had for it."""
+    """Compile the kernels of a measurement by running it on one document; return what it lacks, or None."""
     texts = pa.chunked_array([[ANY_TEXT, ANY_TEXT[5:]]], pa.large_string())
     if name == LANGUAGES:
         return find_languages(texts, FETCH_SECONDS)[1]
@@ -142,18 +142,18 @@ def measure_sample(
 
     Args:
         path: a file, glob, folder or URL.
-        look: what was seen of it.
-        documents: most documents to read; fewer where they have SAMPLE_BYTES of text.
-        seconds: after which nothing that must be compiled is waited for.
+        look: findings about it.
+        documents: maximum number of documents to read; reading also stops after SAMPLE_BYTES of text.
+        seconds: time limit for compiling kernels.
 
     Returns:
-        `sample` (`documents`, `bytes`, where they are `from`, `unreadable` with the first errors), `languages`
-        (`found`: language -> documents, most first, or why they are `missing`), `duplicates` (`exact`, `near`:
-        documents of the sample that `dedup` would drop), `rules` (see `judge_by_rules`), `not_ready` (names of what
-        was not compiled in time), `examples`, `seconds`.
+        `sample` (`documents`, `bytes`, `from`: their origin, `unreadable` with the first errors), `languages`
+        (`found`: language -> documents, most first, and the error if the model is `missing`), `duplicates` (`exact`,
+        `near`: documents of the sample that `dedup` would drop), `rules` (see `judge_by_rules`), `not_ready` (names of
+        measurements not compiled in time), `examples`, `seconds`.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: nothing of it can be read.
+        gristmill.dataprep.reading.sources.SourceError: the path has no readable data.
     """
     started = time.monotonic()
     rule_sets = rule_sets_for(look.is_code, look.path_field)
@@ -168,7 +168,7 @@ def measure_sample(
     rows = rows.append_column("language", pa.array(languages, pa.string()))
     rows = rows.append_column("script", pa.nulls(len(rows), pa.string()))
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
-    counted = Counter(language for language in languages if language is not None)
+    counts = Counter(language for language in languages if language is not None)
     return {
         "sample": {
             "documents": len(rows),
@@ -176,12 +176,12 @@ def measure_sample(
             "from": sample.described,
             "documents_in_all": sample.whole,
             "unreadable": [
-                {"file": file, "record": one.number, "error": one.error}
-                for file, one in sample.failures[:SHOWN_FAILURES]
+                {"file": file, "record": record.number, "error": record.error}
+                for file, record in sample.failures[:SHOWN_FAILURES]
             ],
             "unreadable_in_all": len(sample.failures),
         },
-        "languages": {"found": dict(counted.most_common()), "missing": missing},
+        "languages": {"found": dict(counts.most_common()), "missing": missing},
         "duplicates": find_duplicates(rows["text"].combine_chunks()) if DUPLICATES in ready else {},
         "rules": [judge_by_rules(name, rules, rows, sizes) for name, rules in rule_sets.items() if name in ready],
         "not_ready": [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
@@ -196,8 +196,8 @@ def _rows(sample: Sample) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def _evenly(total: int, wanted: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, total - 1, min(wanted, total))})
+def _evenly(total: int, number: int) -> list[int]:
+    return sorted({int(place) for place in np.linspace(0, total - 1, min(number, total))})
 
 
 def _example(rows: pa.Table, row: int) -> dict[str, Any]:
@@ -211,11 +211,11 @@ def _example(rows: pa.Table, row: int) -> dict[str, Any]:
 
 
 def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[str | None], str | None]:
-    """The language of each of n texts, and why there are none where the model cannot be had.
+    """Return the language of each of n texts, and the error if the model is unavailable.
 
     Args:
         texts: the documents.
-        fetch_seconds: how long a missing model is waited for, on each of the ways to it; with 0 it is not fetched.
+        fetch_seconds: timeout of each way to fetch a missing model; 0 means not to fetch it.
     """
     from gristmill.core.files import sha256_file
     from gristmill.dataprep.fasttext.fasttext_backend import load_model
@@ -227,12 +227,12 @@ def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[s
     except ModelError as error:
         return [None] * len(texts), str(error)
     model = load_model(str(path), sha256_file(path))
-    found, errors = measure_texts(texts, partial(langid.measure, model, LanguageId(), {}))
-    return spread(pa.array(found["language"].tolist(), pa.string()), errors).to_pylist(), None
+    measured, errors = measure_texts(texts, partial(langid.measure, model, LanguageId(), {}))
+    return spread(pa.array(measured["language"].tolist(), pa.string()), errors).to_pylist(), None
 
 
 def find_duplicates(texts: pa.Array) -> dict[str, int]:
-    """How many of n texts `dedup` with its usual settings would drop: copies, and texts nearly as a longer one."""
+    """Count the texts that `dedup` would drop with default settings: copies, and near-duplicates of longer texts."""
     from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
     from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
     from gristmill.dataprep.duplicates.sketches import DIGEST_BYTES, binary_numbers, sketch_texts
@@ -255,11 +255,11 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
-    return {"exact": len(texts) - len(distinct), "near": _dropped_beside_longer(pairs, lengths)}
+    return {"exact": len(texts) - len(distinct), "near": _count_near_duplicates(pairs, lengths)}
 
 
-def _dropped_beside_longer(pairs: np.ndarray, lengths: np.ndarray) -> int:
-    """How many texts go where the longest stays, what is similar to it goes, then the longest of the rest stays, ..."""
+def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
+    """Count texts dropped when the longest text of each group survives, repeatedly."""
     neighbours: dict[int, list[int]] = {}
     for left, right in pairs.tolist():
         neighbours.setdefault(left, []).append(right)
@@ -272,15 +272,15 @@ def _dropped_beside_longer(pairs: np.ndarray, lengths: np.ndarray) -> int:
 
 
 def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -> dict[str, Any]:
-    """What some rules would keep of n documents: `documents` and `bytes` as shares, and the rules that drop most first
-    (`dropped`: rule -> documents).
+    """Judge n documents by some rules: shares of `documents` and `bytes` kept, and `dropped`: rule -> documents, most
+    first.
     """
-    wanted = ["text", *dict.fromkeys(columns_read(configured_sets(rules)))]
-    statistics, errors = measure_texts(rows.select(wanted), partial(measure, rules=rules))
-    good = [error is None for error in errors]
-    reasons = first_failures(failures(statistics, configured_sets(rules)), sum(good))
+    columns = ["text", *dict.fromkeys(columns_read(configured_sets(rules)))]
+    statistics, errors = measure_texts(rows.select(columns), partial(measure, rules=rules))
+    is_measured = [error is None for error in errors]
+    reasons = first_failures(failures(statistics, configured_sets(rules)), sum(is_measured))
     kept = np.zeros(len(rows), bool)
-    kept[good] = [reason is None for reason in reasons]
+    kept[is_measured] = [reason is None for reason in reasons]
     return {
         "name": name,
         "documents": float(kept.mean()),
@@ -289,8 +289,8 @@ def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -
     }
 
 
-def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callable[[Look], str]) -> None:
-    """Print what was found, in lines that fit a narrow terminal."""
+def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Callable[[Look], str]) -> None:
+    """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
     from gristmill.dataprep.whatif_thresholds import short_name
@@ -301,8 +301,8 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
     console = plain_console()
     console.print(f"{name}: {describe(look)}")
     table = plain_table(("format", False), ("files", True), ("size", True))
-    for form, files, stored in look.formats:
-        table.add_row(form, f"{files:,}", size(stored))
+    for format_name, files, stored in look.formats:
+        table.add_row(format_name, f"{files:,}", size(stored))
     if look.formats:
         section(console, "Files")
         console.print(table)
@@ -313,45 +313,45 @@ def print_look(name: str, look: Look, found: Mapping[str, Any], describe: Callab
                 style="yellow",
             )
         )
-    sample, total = found["sample"], found["sample"]["documents"]
+    sample, total = measured["sample"], measured["sample"]["documents"]
     section(console, f"Sample: {counted(total, 'document')}, {size(sample['bytes'])}")
     if sample["documents_in_all"]:
-        whole = counted(max(sample["documents_in_all"], total), "document")
-        console.print(f"of {sample['from']}; about {whole} in all")
-    for one in sample["unreadable"]:
-        console.print(Text(f"unreadable: {one['file']}, record {one['record']}: {one['error']}", style="yellow"))
+        total_text = counted(max(sample["documents_in_all"], total), "document")
+        console.print(f"of {sample['from']}; about {total_text} in all")
+    for entry in sample["unreadable"]:
+        console.print(Text(f"unreadable: {entry['file']}, record {entry['record']}: {entry['error']}", style="yellow"))
     if (more := sample["unreadable_in_all"] - len(sample["unreadable"])) > 0:
         console.print(Text(f"unreadable: {counted(more, 'record')} more of the sample", style="yellow"))
-    _print_languages(console, found["languages"], total)
-    if found["duplicates"]:
+    _print_languages(console, measured["languages"], total)
+    if measured["duplicates"]:
         section(console, "Duplicates in the sample (the whole has more)")
         console.print(
-            ", ".join(f"{kind} {number:,} ({number / total:.1%})" for kind, number in found["duplicates"].items())
+            ", ".join(f"{kind} {number:,} ({number / total:.1%})" for kind, number in measured["duplicates"].items())
         )
-    section(console, "What rule sets would keep")
+    section(console, "Kept by rule sets")
     table = plain_table(("rules", False), ("kept", True), ("bytes", True), ("drops most by", False))
-    shown = SHOWN_REASONS if console.width >= WIDE else 1
-    for row in found["rules"]:
-        most = [f"{short_name(rule)} {number:,}" for rule, number in list(row["dropped"].items())[:shown]]
-        table.add_row(row["name"], f"{row['documents']:.1%}", f"{row['bytes']:.1%}", ", ".join(most))
+    num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
+    for row in measured["rules"]:
+        reasons = [f"{short_name(rule)} {number:,}" for rule, number in list(row["dropped"].items())[:num_reasons]]
+        table.add_row(row["name"], f"{row['documents']:.1%}", f"{row['bytes']:.1%}", ", ".join(reasons))
     console.print(table)
-    if found["not_ready"]:
+    if measured["not_ready"]:
         console.print(
             Text(
-                f"not measured yet: {', '.join(found['not_ready'])}. The first look on a machine compiles "
-                "what measures, and keeps it: look again, on a busy machine with --seconds 120",
+                f"not measured yet: {', '.join(measured['not_ready'])}. The first look on a machine compiles "
+                "the kernels and caches them: look again, on a busy machine with --seconds 120",
                 style="yellow",
             )
         )
-    section(console, counted(len(found["examples"]), "document"))
-    for one in found["examples"]:
-        about = f"{one['characters']:,} characters" + (f", {one['language']}" if one["language"] else "")
-        console.print(Text.assemble((one["locator"], "bold"), f" ({about})"))
-        console.print("  " + " ".join(one["text"].split()), no_wrap=True, overflow="ellipsis")
+    section(console, counted(len(measured["examples"]), "document"))
+    for entry in measured["examples"]:
+        description = f"{entry['characters']:,} characters" + (f", {entry['language']}" if entry["language"] else "")
+        console.print(Text.assemble((entry["locator"], "bold"), f" ({description})"))
+        console.print("  " + " ".join(entry["text"].split()), no_wrap=True, overflow="ellipsis")
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 document`, `2,000 documents`."""
+    """Format a count: `1 document`, `2,000 documents`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -362,8 +362,8 @@ def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> 
     if languages["missing"]:
         console.print(f"not measured: {languages['missing']}")
         return
-    most = list(languages["found"].items())
-    shown = [f"{language} {number / total:.1%}" for language, number in most[:SHOWN_LANGUAGES]]
-    others = sum(number for _, number in most[SHOWN_LANGUAGES:])
-    shown += [f"{len(most) - SHOWN_LANGUAGES} others {others / total:.1%}"] if others else []
-    console.print(", ".join(shown))
+    ranked = list(languages["found"].items())
+    shares = [f"{language} {number / total:.1%}" for language, number in ranked[:SHOWN_LANGUAGES]]
+    num_others = sum(number for _, number in ranked[SHOWN_LANGUAGES:])
+    shares += [f"{len(ranked) - SHOWN_LANGUAGES} others {num_others / total:.1%}"] if num_others else []
+    console.print(", ".join(shares))

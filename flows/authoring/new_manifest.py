@@ -1,4 +1,4 @@
-"""A first manifest for data that somebody has: what was seen of it, and settings that follow from its size."""
+"""`gristmill new`: a first manifest from a look at the data, with settings derived from its size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
 from gristmill.mixtures.load import parse_manifest
@@ -18,10 +18,10 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.scaling.size_rules import DECAY_FRACTION, OPTIMIZER, TOKENS_PER_PARAMETER, dial
 
 BYTES_PER_TOKEN = 4.0
-"""Bytes of English text per token of a vocabulary of some tens of thousands; one of 4,096 has 3.6 (measured on
-novels), which the share that is kept allows for."""
+"""Bytes of English text per token of a vocabulary of some tens of thousands; 4,096 tokens give 3.6 (measured on
+novels), which KEPT_SHARE allows for."""
 KEPT_SHARE = 0.6
-"""Share of the text that filters and deduplication may well leave; what is read more than once comes on top."""
+"""Share of the text that filters and deduplication may keep, before repetition by epochs."""
 MODELS = (
     ("llama-1m", 4096, 256),
     ("llama-10m", 8192, 512),
@@ -30,22 +30,22 @@ MODELS = (
     ("llama-350m", 32768, 2048),
     ("llama-1b", 65536, 4096),
 )
-"""Preset, vocabulary, sequence length; the smallest first. The learning rate is that of `pretrain.size`."""
+"""Preset, vocabulary, sequence length; smallest first. The learning rate is that of `pretrain.size`."""
 BATCH_TOKENS = ((100_000_000, 2_048), (1_000_000_000, 65_536), (None, 524_288))
-"""Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest; the smallest is measured in
-docs/size-and-laws.md)."""
+"""(maximum training tokens, tokens per optimizer step): GPT-3's 0.5 M for the largest; the smallest is measured in
+docs/size-and-laws.md."""
 LEAST_TOKENS = 20_000
 PROSE_RULES: tuple[str | dict[str, Any], ...] = (
     {"gopher_quality": {"min_alpha_word_ratio": 0}},
     "gopher_repetition",
     "running_text",
 )
-"""Rules proposed for prose: Gopher's, of which `running_text` has the share of words with a letter without markers of
-lists and arithmetic, and rules against placeholder text and words in a random order (`gristmill bench kinds`)."""
+"""Rules proposed for prose: Gopher's, except that `running_text` measures the share of words with a letter without list
+markers and arithmetic, and rejects placeholder text and words in random order (`gristmill bench kinds`)."""
 GLOTLID = "glotlid.bin"
-"""Where the model is looked for whose scores FineWeb-2's settings are about, beside the manifest."""
+"""File beside the manifest with the language model whose scores FineWeb-2's settings use."""
 WORDPIECE_END = "[SEP]"
-"""The token that ends a text in BERT's vocabularies (Devlin et al. 2019, section 3), which have no other."""
+"""End-of-text token of BERT's vocabularies (Devlin et al. 2019, section 3), which have no other."""
 MAX_EPOCHS = 4
 """Muennighoff et al. 2023: up to four passes over the same text are almost as good as new text."""
 
@@ -55,9 +55,9 @@ class GivenTokenizer:
     """An existing tokenizer.json.
 
     Attributes:
-        path: as the manifest is to have it.
-        vocabulary: its number of ids.
-        end_of_text: the token that ends a text, if the manifest has to name it.
+        path: path in the manifest.
+        vocabulary: number of ids.
+        end_of_text: end-of-text token, if the manifest must name it.
     """
 
     path: str
@@ -65,40 +65,42 @@ class GivenTokenizer:
     end_of_text: str | None = None
 
 
-def read_tokenizer(path: Path, named: str) -> GivenTokenizer:
-    """Look at a tokenizer.json.
+def read_tokenizer(path: Path, manifest_path: str) -> GivenTokenizer:
+    """Read the properties of a tokenizer.json.
 
     Args:
-        path: of the file.
-        named: its path as the manifest is to have it.
+        path: path of the file.
+        manifest_path: path in the manifest.
 
     Raises:
-        gristmill.tokenize.encoding.tokenizer.TokenizerError: it cannot be used.
+        gristmill.tokenize.encoding.tokenizer.TokenizerError: the tokenizer cannot be used.
     """
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external
 
     try:
-        return GivenTokenizer(named, read_external(path).get_vocab_size())
+        return GivenTokenizer(manifest_path, read_external(path).get_vocab_size())
     except TokenizerError as error:
-        refusal = error
+        first_error = error
     try:
-        return GivenTokenizer(named, read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(), WORDPIECE_END)
+        return GivenTokenizer(
+            manifest_path, read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(), WORDPIECE_END
+        )
     except TokenizerError:
-        raise refusal from None
+        raise first_error from None
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user has answered.
+    """Answers of the user.
 
     Attributes:
-        name: of the run.
-        languages: to keep; none for all.
-        tokens: to train on; None for what the data probably has.
-        train: whether a model is trained at all.
-        settings: FineWeb-2's of the languages to keep, in place of `languages` (see `fineweb2_settings`).
-        language_model: a path; None for lid.176, and with `settings` for GLOTLID.
-        tokenizer: of an existing vocabulary; None to train one.
+        name: name of the run.
+        languages: languages to keep; empty keeps all.
+        tokens: training tokens; None derives them from the data.
+        train: False for a manifest without training.
+        settings: FineWeb-2's settings of the languages to keep, instead of `languages` (see `fineweb2_settings`).
+        language_model: path of the model; None means lid.176, or GLOTLID with `settings`.
+        tokenizer: existing tokenizer; None trains one.
     """
 
     name: str
@@ -110,8 +112,8 @@ class Wishes:
     tokenizer: GivenTokenizer | None = None
 
 
-def source_name(path: str, taken: Sequence[str]) -> str:
-    """A name for a source: what is telling of its path, with a number where another one has it."""
+def source_name(path: str, used_names: Sequence[str]) -> str:
+    """Derive the name of a source from its path, with a number if it is taken."""
     parts = [
         part
         for part in PurePosixPath(path.partition("://")[2] or path).parts
@@ -121,38 +123,38 @@ def source_name(path: str, taken: Sequence[str]) -> str:
     base = re.sub(r"[^A-Za-z0-9]+", "-", stem.partition(".")[0]).strip("-").lower() or "source"
     number = 1
     name = base
-    while name in taken:
+    while name in used_names:
         number += 1
         name = f"{base}-{number}"
     return name
 
 
 def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
-    """The text of a manifest, which has been validated.
+    """Return the text of a manifest, after validating it.
 
     Args:
-        wishes: what the user has answered.
-        looks: what was seen of every source.
-        file: where it will lie; relative paths of sources are relative to its folder.
+        wishes: answers of the user.
+        looks: findings about every source.
+        file: its future path; relative paths of sources are relative to its folder.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: a wish is none that a manifest can have.
+        gristmill.mixtures.load.ManifestError: a wish is not valid in a manifest.
     """
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
-    known = all(look.text_bytes for look in looks.values())
+    all_known = all(look.text_bytes for look in looks.values())
     unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
-    tokens = wishes.tokens or max(LEAST_TOKENS, _round(unique * MAX_EPOCHS))
+    tokens = wishes.tokens or max(LEAST_TOKENS, _round_tokens(unique * MAX_EPOCHS))
     parts = [
-        f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
+        f"# Written by `gristmill new` from a look at the data; for a reference of all keys run: gristmill schema "
         f"--markdown DIR\nname: {wishes.name}\nseed: 1\n",
         _sources(looks, sizes),
         _prepare(wishes, looks),
     ]
     if wishes.train:
-        parts.append(_training(tokens, known or wishes.tokens is not None, wishes.tokenizer))
+        parts.append(_training(tokens, all_known or wishes.tokens is not None, wishes.tokenizer))
     elif wishes.tokenizer is not None:
-        parts.append(f"tokenizer: {_given(wishes.tokenizer)}\n")
+        parts.append(f"tokenizer: {_tokenizer_section(wishes.tokenizer)}\n")
     text = "\n".join(part for part in parts if part)
     parse_manifest(text, file)
     return text
@@ -162,21 +164,21 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     total = sum(sizes.values())
     lines = ["sources:"]
     for name, look in looks.items():
-        seen = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
-        about = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
+        stored = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
+        amount = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
         lines += [
-            f"  {name}:   # {seen}; {about}",
+            f"  {name}:   # {stored}; {amount}",
             *(f"    # {remark}" for remark in look.remarks),
             f"    path: {_scalar(look.path)}",
         ]
-        chosen: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "format": None if look.format == "auto" else look.format,
             "text_field": look.text_field,
             "id_field": look.id_field,
             "extract": "resiliparse" if look.extract else None,
             "split": split_setting(look.split),
         }
-        lines += [f"    {key}: {_scalar(value)}" for key, value in chosen.items() if value is not None]
+        lines += [f"    {key}: {_scalar(value)}" for key, value in settings.items() if value is not None]
         lines.append(f"    max_epochs: {MAX_EPOCHS}")
         lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
     return "\n".join(lines) + "\n"
@@ -204,7 +206,7 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
 
 
 def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]:
-    """A step for the programs of every field that has their paths."""
+    """Return a filter step for programs, one per field with their paths."""
     by_field: dict[str | None, list[str]] = {}
     for name in programs:
         by_field.setdefault(looks[name].path_field, []).append(name)
@@ -221,7 +223,7 @@ def _only(sources: Sequence[str]) -> str:
 
 
 def _langid(wishes: Wishes, only: str) -> list[str]:
-    """The step that measures languages, before the rules that judge by them."""
+    """Return the language identification step, which precedes rules that depend on the language."""
     if wishes.settings:
         scores = {language: settings["language_score"] for language, settings in wishes.settings.items()}
         model = wishes.language_model or GLOTLID
@@ -239,10 +241,10 @@ def _langid(wishes: Wishes, only: str) -> list[str]:
 
 
 def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
-    """FineWeb-2's three filters, behind the deduplication as there."""
+    """Return FineWeb-2's three filters, which follow deduplication as in its pipeline."""
     sources = [f"      {only.removesuffix(', ')}"] if only else []
     lines = [
-        "  # FineWeb-2's rules; a value that a language has not is that of `rules`",
+        "  # FineWeb-2's rules; values that a language does not set are those of `rules`",
         "  # words: language needs gristmill[languages]",
         "  - filter:",
         *sources,
@@ -258,7 +260,7 @@ def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Training:
-    """A preset, and how it reads so many tokens at most."""
+    """A preset and its training length."""
 
     preset: str
     vocabulary: int
@@ -270,19 +272,19 @@ class _Training:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are read."""
+        """Number of training tokens."""
         return self.batch * self.length * self.steps
 
     @property
     def tokens_per_parameter(self) -> float:
-        """How many of them each weight has."""
+        """Training tokens per parameter."""
         return self.tokens / self.parameters
 
 
-def _given(tokenizer: GivenTokenizer) -> str:
-    """The section of an existing tokenizer."""
-    named = {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
-    return _flow({"path": tokenizer.path, **named})
+def _tokenizer_section(tokenizer: GivenTokenizer) -> str:
+    """Return the section of an existing tokenizer."""
+    end_of_text = {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
+    return _flow({"path": tokenizer.path, **end_of_text})
 
 
 def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
@@ -295,26 +297,26 @@ def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
     return _Training(preset, vocabulary, length, parameters, rate, batch, max(1, tokens // (batch * length)))
 
 
-def _training(tokens: int, known: bool, tokenizer: GivenTokenizer | None) -> str:
+def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> str:
     plans = [
         _plan(preset, vocabulary if tokenizer is None else tokenizer.vocabulary, length, tokens)
         for preset, vocabulary, length in MODELS
     ]
     plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
-    about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
+    description = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
     choice = (
         f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
         if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
         else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
     )
-    guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
-    vocabulary = f"{{vocab_size: {plan.vocabulary}}}" if tokenizer is None else _given(tokenizer)
+    guess = "" if is_known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
+    vocabulary = f"{{vocab_size: {plan.vocabulary}}}" if tokenizer is None else _tokenizer_section(tokenizer)
     return (
         f"tokenizer: {vocabulary}\n\n"
         f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
-        # What the filters leave is not known yet, so that a source may run short of its share.
+        # The filters' keep rate is unknown yet, so a source may run short of its share.
         "  on_shortfall: redistribute   # a source with too little text leaves its share to the others\n\n"
-        f"pretrain:\n  model: {{preset: {plan.preset}}}   # {about}: {choice}\n"
+        f"pretrain:\n  model: {{preset: {plan.preset}}}   # {description}: {choice}\n"
         f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
         f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {plan.rate:.1e}}}\n"
         f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
@@ -322,16 +324,16 @@ def _training(tokens: int, known: bool, tokenizer: GivenTokenizer | None) -> str
     )
 
 
-def _round(tokens: float) -> int:
-    """Two leading digits: more would pretend to be known."""
+def _round_tokens(tokens: float) -> int:
+    """Round to two significant digits, since the estimate is rough."""
     return int(float(f"{tokens:.1e}"))
 
 
 def _flow(value: Any) -> str:
-    """A value on one line of YAML."""
+    """Format a value on one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False).strip()
 
 
 def _scalar(value: Any) -> str:
-    """A value on one line of YAML, quoted where it has to be inside of braces too."""
+    """Format a value on one line of YAML, quoted as needed inside braces."""
     return _flow([value])[1:-1]

@@ -1,4 +1,4 @@
-"""How much text pages of HTML hold: a sample of them is extracted as `ingest` would do it."""
+"""Estimate of the text in HTML pages, from a sample extracted as `ingest` would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gristmill.dataprep.reading.sources import SourceFile
 from gristmill.mixtures.sources import ExtractOptions
 
 SAMPLE_BYTES = 4 << 20
-"""Stored bytes that a sample has: some hundred pages, which take about a second."""
+"""Stored bytes of a sample: some hundred pages, which take about a second."""
 SAMPLE_FILES = 10
 CHECKED_CHARACTERS = 10_000
 LEAST_TAGS = 3
@@ -33,7 +33,7 @@ _TAG = re.compile(
 
 
 def is_html(text: str) -> bool:
-    """Whether a text is a page of HTML, or a part of one."""
+    """Return True if a text is an HTML page or fragment."""
     beginning = text[:CHECKED_CHARACTERS].lstrip("\ufeff")
     if _START.match(beginning):
         return True
@@ -45,7 +45,7 @@ def is_html(text: str) -> bool:
 
 
 def text_per_stored_byte(files: Sequence[SourceFile]) -> float:
-    """Bytes of extracted text per stored byte of HTML or WARC files, by the first records of some of them."""
+    """Estimate the bytes of extracted text per stored byte of HTML or WARC files from their first records."""
     step = max(1, len(files) // SAMPLE_FILES)
     chosen = files[::step][:SAMPLE_FILES]
     reading = Reading(by_kernel=False)
@@ -62,7 +62,7 @@ def text_per_stored_byte(files: Sequence[SourceFile]) -> float:
 
 
 def text_share(pages: Iterable[str]) -> float:
-    """Bytes of extracted text per byte of some pages."""
+    """Return the bytes of extracted text per byte of some pages."""
     reading = Reading()
     contents = [page.encode() for page in pages]
     items = [Page(number, "", content, "utf-8") for number, content in enumerate(contents, start=1)]

@@ -1,8 +1,7 @@
-"""`gristmill try`: a user's function on some documents of a source or a file, before it stands in any manifest.
+"""`gristmill try`: run a user's function on some documents of a source or a file before it is in a manifest.
 
-It is called by what calls it in a run. Documents come from a committed `ingest` with all that the steps after it have
-measured, otherwise straight from the files; some of several shards or files, so that one of them does not speak for
-all.
+The function is called by the same code as in a run. Documents come from a committed `ingest`, with all measurements of
+later steps, or else straight from the files. They are taken from several shards or files to be representative.
 """
 
 from __future__ import annotations
@@ -53,28 +52,28 @@ if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
 
 PARTS = 10
-"""Shards or files that the documents come from, where there are so many."""
+"""Maximum number of shards or files that the documents come from."""
 FILE = "file"
-"""What the source is called where a file is given."""
+"""Name of the source if a file is given."""
 SHOWN = 3
-"""Documents that are shown of each kind."""
+"""Number of documents shown of each kind."""
 AROUND_BYTES = 16
-"""That are shown on either side of an edit."""
+"""Bytes shown on either side of an edit."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some documents, as stages read them.
+    """Documents as stages read them.
 
     Attributes:
         inputs: `ingest`, and the annotating stages.
-        shards: of them.
-        sources: whose documents count; all if None.
-        whole: how many documents the whole has; None where nothing tells.
-        is_exact: whether that was counted.
-        described: where they are from.
-        failures: what could not be read on the way, and the names of its files.
+        shards: shards of the documents.
+        sources: sources of the documents; None means all.
+        whole: number of documents in the whole data; None if unknown.
+        is_exact: True if `whole` was counted, False if it is estimated.
+        described: origin of the documents.
+        failures: (file name, unreadable record).
     """
 
     inputs: Mapping[str, Path]
@@ -87,11 +86,11 @@ class Sample:
 
 
 def kind_of(function: OwnFunction) -> str:
-    """What a function is for, as its definition says: `read`, `edit` or `annotate`."""
-    found = function.definition()
-    if found is None or isinstance(found, ast.ClassDef):
+    """Return the kind of a function by its definition: `read`, `edit` or `annotate`."""
+    definition = function.definition()
+    if definition is None or isinstance(definition, ast.ClassDef):
         return "annotate"
-    arguments = [*found.args.posonlyargs, *found.args.args]
+    arguments = [*definition.args.posonlyargs, *definition.args.args]
     first, hint = (
         (arguments[0].arg, ast.unparse(arguments[0].annotation) if arguments[0].annotation else "")
         if (arguments)
@@ -99,22 +98,22 @@ def kind_of(function: OwnFunction) -> str:
     )
     if first in ("path", "stream") or hint.rpartition(".")[2] in ("Path", "BinaryIO"):
         return "read"
-    returns = "" if found.returns is None else ast.unparse(found.returns).strip("'\"")
+    returns = "" if definition.returns is None else ast.unparse(definition.returns).strip("'\"")
     return "edit" if returns in ("str", "str | None") and first == "text" else "annotate"
 
 
 @contextlib.contextmanager
 def take_sample(on: str, session: Session | None, documents: int, most_bytes: float = math.inf) -> Iterator[Sample]:
-    """Some documents of a source of a manifest, or of a file, glob, folder or URL.
+    """Read some documents of a source of a manifest, or of a file, glob, folder or URL.
 
     Args:
-        on: the source, or where its files are.
-        session: of the manifest.
-        documents: how many to read of files at most.
-        most_bytes: of text to read of files, after which no further document is taken.
+        on: name of the source, or path of its files.
+        session: session of the manifest.
+        documents: maximum number of documents to read from files.
+        most_bytes: bytes of text after which no further document is read from files.
 
     Raises:
-        SourceError: there is no such source, or nothing of it can be read.
+        SourceError: the source does not exist, or has no readable data.
     """
     source = None if session is None else session.manifest.document_sources.get(on)
     if session is not None and source is None:
@@ -124,15 +123,15 @@ def take_sample(on: str, session: Session | None, documents: int, most_bytes: fl
             f"{did_you_mean(on, names) or ';'} it has {', '.join(names)}"
         )
     if session is not None and session.committed(INGEST) is not None:
-        yield _of_run(session, on)
+        yield _sample_of_run(session, on)
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-try-") as folder:
         section = _as_source(on) if source is None else source
-        yield _of_files(FILE if source is None else on, section, documents, most_bytes, Path(folder))
+        yield _sample_of_files(FILE if source is None else on, section, documents, most_bytes, Path(folder))
 
 
 def _as_source(path: str) -> Source:
-    """A file that nobody has described, as a source: its format and the field of its text are guessed."""
+    """Describe an undescribed file as a source, guessing its format and text field."""
     from gristmill.flows.authoring.look_at_data import look_at, split_setting
 
     look = look_at(FILE, path)
@@ -147,82 +146,85 @@ def _as_source(path: str) -> Source:
     )
 
 
-def _of_run(session: Session, source: str) -> Sample:
+def _sample_of_run(session: Session, source: str) -> Sample:
     folder = session.committed(INGEST)
     assert folder is not None
-    inputs, last = {INGEST: folder.data}, folder
+    inputs, last_output = {INGEST: folder.data}, folder
     for name, node in session.plan.items():
-        made = session.committed(name) if node.stage.judges else None
-        if node.stage.judges and made is None:
-            break  # what comes behind a step that has not run saw other documents
-        if made is not None:
-            inputs[name], last = made.data, made
+        output = session.committed(name) if node.stage.judges else None
+        if node.stage.judges and output is None:
+            break  # steps after one that has not run saw other documents
+        if output is not None:
+            inputs[name], last_output = output.data, output
     steps = annotation_stages(inputs)
-    own = [
+    shards = [
         shard
         for shard in shard_names(folder.data)
         if read_table(folder.data / shard, ["source"])["source"][0].as_py() == source
     ]
-    behind = f", as {steps[-1]} left them" if steps else ""
-    kept = last.manifest()["summary"]["counts"]["sources"].get(source, {}).get("kept", 0)
-    return Sample(inputs, own, (source,), kept, True, f"source {source!r} of the run{behind}")
+    suffix = f", as {steps[-1]} left them" if steps else ""
+    kept = last_output.manifest()["summary"]["counts"]["sources"].get(source, {}).get("kept", 0)
+    return Sample(inputs, shards, (source,), kept, True, f"source {source!r} of the run{suffix}")
 
 
-def _of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
-    """Documents of evenly spaced files, written as shards: of PARTS files, and of more where these are soon read."""
+def _sample_of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
+    """Read documents of evenly spaced files into shards: PARTS files, and more if these are quickly read."""
     files = find_files(name, source.model_dump()).files
     section, reading = Ingest(), replace(reading_of(source), by_kernel=False)
     writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     failures: list[tuple[str, Rejected]] = []
-    taken_of: dict[SourceFile, tuple[int, float]] = {}
-    whole: dict[SourceFile, int] = {}
+    sampled: dict[SourceFile, tuple[int, float]] = {}
+    documents_of_read_files: dict[SourceFile, int] = {}
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(
             Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(), limits)
         )
         tables = stack.enter_context(TableReader())
-        own = None if source.read is None else stack.enter_context(OwnProcess(source.read))
+        process = None if source.read is None else stack.enter_context(OwnProcess(source.read))
 
         def take(chosen: Sequence[SourceFile]) -> None:
-            """Read these files, each up to its share of what is left to be read."""
-            kept, taken = writer.kept, writer.bytes_taken
+            """Read these files, each up to its share of the remaining documents and bytes."""
+            kept_before_call, bytes_before_call = writer.kept, writer.bytes_taken
             for number, file in enumerate(chosen, start=1):
                 records: Iterator[Read] = (
-                    read_file(file, reading, tables) if own is None else own_records(own, file, reading)
+                    read_file(file, reading, tables) if process is None else own_records(process, file, reading)
                 )
                 before, bytes_before, share = writer.kept, writer.bytes_taken, number / len(chosen)
-                writer.limit = max(kept + int((documents - kept) * share), before + 1)
+                writer.limit = max(kept_before_call + int((documents - kept_before_call) * share), before + 1)
                 for record in extract_pages(records, guard, reading):
                     failures.extend([(file.name, record)] if isinstance(record, Rejected) else [])
                     writer.add(file.name, record)
-                    if writer.is_full or writer.bytes_taken >= taken + (most_bytes - taken) * share:
+                    if (
+                        writer.is_full
+                        or writer.bytes_taken >= bytes_before_call + (most_bytes - bytes_before_call) * share
+                    ):
                         break
                 else:
-                    whole[file] = writer.kept - before
-                taken_of[file] = writer.kept - before, writer.bytes_taken - bytes_before
+                    documents_of_read_files[file] = writer.kept - before
+                sampled[file] = writer.kept - before, writer.bytes_taken - bytes_before
 
         chosen = _evenly(files, PARTS)
         take(chosen)
-        others = [file for file in files if file not in set(chosen)]
+        unread = [file for file in files if file not in set(chosen)]
         room = min(
             (documents - writer.kept) / max(writer.kept, 1),
             (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1),
         )
-        if len(whole) == len(chosen) and others and is_local(as_path(files[0].location)) and room > 0:
-            more = _evenly(others, max(int(room * len(chosen)), 1)) if math.isfinite(room) else others
+        if len(documents_of_read_files) == len(chosen) and unread and is_local(as_path(files[0].location)) and room > 0:
+            more = _evenly(unread, max(int(room * len(chosen)), 1)) if math.isfinite(room) else unread
             chosen = [*chosen, *more]
             take(more)
     writer.close()
     if not writer.kept:
-        why = f": {failures[0][1].error}" if failures else ""
-        called = "" if name == FILE else f"source {name!r}: "
-        raise SourceError(f"{called}no document comes out of {source.path}{why}")
+        reason = f": {failures[0][1].error}" if failures else ""
+        prefix = "" if name == FILE else f"source {name!r}: "
+        raise SourceError(f"{prefix}no document can be read from {source.path}{reason}")
     return Sample(
         {INGEST: folder},
         shard_names(folder),
         None,
-        _whole(files, whole, taken_of, source),
+        _estimate_documents(files, documents_of_read_files, sampled, source),
         False,
         source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}",
         failures,
@@ -233,52 +235,52 @@ def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
     return [files[place] for place in sorted({int(place) for place in np.linspace(0, len(files) - 1, number)})]
 
 
-def _whole(
+def _estimate_documents(
     files: Sequence[SourceFile],
     read: Mapping[SourceFile, int],
-    taken: Mapping[SourceFile, tuple[int, float]],
+    sampled: Mapping[SourceFile, tuple[int, float]],
     source: Source,
 ) -> int | None:
-    """How many documents all files have, format by format: of files that were read to their end, by their bytes where
-    they have several each, else by a guess of how much text they hold.
+    """Estimate the number of documents in all files, format by format: by bytes from files that were read to their
+    end, else from their estimated amount of text.
 
     Args:
-        files: all of them.
-        read: documents of those that were read to their end.
-        taken: documents and bytes of text that were taken of each that was read from.
-        source: which has them.
+        files: all files.
+        read: documents of the files that were read to their end.
+        sampled: documents and bytes of text read from each sampled file.
+        source: source of the files.
     """
     from gristmill.flows.authoring.look_at_data import files_by_format, text_bytes_of
 
-    documents, text = (sum(numbers) for numbers in zip(*taken.values(), strict=True))
-    whole = 0
-    for together in files_by_format(files).values():
-        ended = {file: read[file] for file in together if file in read}
-        stored, found = sum(file.size for file in ended), sum(ended.values())
-        if stored and found:
-            one_each = set(ended.values()) == {1}
-            whole += len(together) if one_each else round(found * sum(file.size for file in together) / stored)
+    documents, text = (sum(numbers) for numbers in zip(*sampled.values(), strict=True))
+    total = 0
+    for group in files_by_format(files).values():
+        read_to_end = {file: read[file] for file in group if file in read}
+        stored, num_read = sum(file.size for file in read_to_end), sum(read_to_end.values())
+        if stored and num_read:
+            one_each = set(read_to_end.values()) == {1}
+            total += len(group) if one_each else round(num_read * sum(file.size for file in group) / stored)
         elif source.read is not None or source.list is not None or is_python_source(source.path):
             return None
         else:
-            own = [taken[file] for file in together if file in taken and taken[file][0]]
-            mean = sum(size for _, size in own) / sum(number for number, _ in own) if own else text / documents
-            whole += round(text_bytes_of(source.path, together) / mean)
-    return max(whole, 1)
+            counts = [sampled[file] for file in group if file in sampled and sampled[file][0]]
+            mean = sum(size for _, size in counts) / sum(number for number, _ in counts) if counts else text / documents
+            total += round(text_bytes_of(source.path, group) / mean)
+    return max(total, 1)
 
 
 @dataclass
 class Trial:
-    """What a function did to the documents of a sample.
+    """Effect of a function on the documents of a sample.
 
     Attributes:
-        locators, texts: of the documents.
-        errors: per document, None where it did not raise.
-        reasons: per document why it would be dropped, or None.
-        columns: of an annotator: per document what it measured.
-        edits: of an editor: per document its edits.
-        seconds: that the calls took.
-        differs: what two calls gave where that was not the same.
+        locators, texts: locators and texts of the documents.
+        errors: per document its error, or None.
+        reasons: per document the reason for dropping it, or None.
+        columns: measurements of an annotator per document.
+        edits: edits of an editor per document.
+        seconds: time of the calls.
+        differs: description of a difference between two calls, or None.
     """
 
     locators: list[str]
@@ -292,20 +294,20 @@ class Trial:
 
 
 def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[str, Any]:
-    """What an annotator or editor does to some documents.
+    """Apply an annotator or editor to some documents.
 
     Returns:
         `on`, `documents`, `errors` and `dropped` (each `total` and the first ones `shown`; `dropped` also `by_reason`),
-        `columns` (of an annotator), `edits` (of an editor), `differs`, `seconds`, `whole` (`documents` of all, whether
-        that `is_exact`, and the `seconds` that they would take one process).
+        `columns` (of an annotator), `edits` (of an editor), `differs`, `seconds`, `whole` (`documents` in all, `is_exact`
+        if they were counted, and the `seconds` that one process would take for them).
 
     Raises:
-        gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or returns something else than it may.
+        gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or returns an invalid value.
     """
     trial = Trial([], [], [], [], {}, [])
     function = load_document_function(step, known_columns(sample.inputs))
     with TimeLimit(step.time_limit_seconds) as limit, contextlib.redirect_stdout(sys.stderr):
-        for read in _some(function, sample, documents):
+        for read in _read_documents(function, sample, documents):
             if isinstance(step, OwnAnnotate):
                 _annotate(trial, function, step, read, limit)
             else:
@@ -340,7 +342,7 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
             if isinstance(step, OwnAnnotate)
             else {"edits": _described_edits(trial)}
         ),
-        "unreadable": [{"record": one.number, "error": one.error} for _, one in sample.failures[:SHOWN]],
+        "unreadable": [{"record": record.number, "error": record.error} for _, record in sample.failures[:SHOWN]],
         "differs": trial.differs,
         "seconds": trial.seconds,
         "whole": {
@@ -351,19 +353,19 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
     }
 
 
-def _some(function: DocumentFunction, sample: Sample, documents: int) -> Iterator[JudgedColumns]:
-    """Documents of evenly spaced shards, and of all others where these have too few."""
+def _read_documents(function: DocumentFunction, sample: Sample, documents: int) -> Iterator[JudgedColumns]:
+    """Yield documents of evenly spaced shards, then of all other shards while more are needed."""
     order = sorted({int(place) for place in np.linspace(0, len(sample.shards) - 1, PARTS)}) if sample.shards else []
-    others = [place for place in range(len(sample.shards)) if place not in order]
-    left = documents
-    for number, place in enumerate([*order, *others]):
-        if not left:
+    other_places = [place for place in range(len(sample.shards)) if place not in order]
+    remaining = documents
+    for number, place in enumerate([*order, *other_places]):
+        if not remaining:
             return
         read = read_judged_columns(sample.inputs, sample.shards[place], sample.sources, [*function.reads, "locator"])
-        wanted = min(left, -(-left // max(len(order) - number, 1)), len(read.judged))
-        left -= wanted
-        if wanted:
-            yield replace(read, judged=read.judged[:wanted], given=read.given.slice(0, wanted))
+        num_taken = min(remaining, -(-remaining // max(len(order) - number, 1)), len(read.judged))
+        remaining -= num_taken
+        if num_taken:
+            yield replace(read, judged=read.judged[:num_taken], given=read.given.slice(0, num_taken))
 
 
 def _annotate(
@@ -387,27 +389,27 @@ def _annotate(
 
 def _edit(trial: Trial, function: DocumentFunction, read: JudgedColumns, limit: TimeLimit) -> None:
     started = time.perf_counter()
-    made, errors = edit.edit_texts(function, read.given, limit)
-    edits, errors = edit.compare_texts(read.documents["text"].take(pa.array(read.judged)), made, errors)
+    edited_texts, errors = edit.edit_texts(function, read.given, limit)
+    edits, errors = edit.compare_texts(read.documents["text"].take(pa.array(read.judged)), edited_texts, errors)
     trial.seconds += time.perf_counter() - started
-    trial.differs = trial.differs or edit.compare_calls(function, read, made, limit)
-    trial.reasons += [edit.EMPTY if text is not None and not text.strip() else None for text in made]
+    trial.differs = trial.differs or edit.compare_calls(function, read, edited_texts, limit)
+    trial.reasons += [edit.EMPTY if text is not None and not text.strip() else None for text in edited_texts]
     trial.errors += errors
     trial.edits += edits
 
 
 def describe_column(values: Sequence[Any]) -> dict[str, Any]:
-    """What a column holds: `missing`, and of numbers `min`, `median`, `max` and `bars`; of texts and truth values the
-    most frequent with how often (`values`) and how many `others`.
+    """Summarize a column: number of `missing` values; `min`, `median`, `max` and `bars` of numbers; counts of the most
+    frequent `values` and of all `others` for strings and booleans.
     """
     present = [value for value in values if value is not None]
     missing = len(values) - len(present)
     if not present or isinstance(present[0], bool | str):
-        counted = Counter(present).most_common()
+        ranked = Counter(present).most_common()
         return {
             "missing": missing,
-            "values": {str(value): number for value, number in counted[:SHOWN]},
-            "others": sum(number for _, number in counted[SHOWN:]),
+            "values": {str(value): number for value, number in ranked[:SHOWN]},
+            "others": sum(number for _, number in ranked[SHOWN:]),
         }
     numbers = np.array(present, np.float64)
     counts, _ = np.histogram(numbers, bins=len(BARS))
@@ -430,7 +432,7 @@ def _described_edits(trial: Trial) -> dict[str, Any]:
         "shown": [
             {
                 "locator": trial.locators[row],
-                "differences": [_difference(trial.texts[row].encode(), *one) for one in trial.edits[row][:SHOWN]],
+                "differences": [_difference(trial.texts[row].encode(), *edit_) for edit_ in trial.edits[row][:SHOWN]],
             }
             for row in changed[:SHOWN]
         ],
@@ -438,7 +440,7 @@ def _described_edits(trial: Trial) -> dict[str, Any]:
 
 
 def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]:
-    """`before` and `after` of one edit, and the bytes to the `left` and `right` of it, as far as they are whole."""
+    """Return `before` and `after` of one edit, with the text to its `left` and `right` in whole characters."""
     return {
         "left": text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
         "before": text[begin:end].decode(),
@@ -448,43 +450,47 @@ def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]
 
 
 def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
-    """What a reader makes of a file, or of the first of several.
+    """Apply a reader to a file, or to the first of several.
 
     Returns:
         `records` (read), `documents`, `empty`, `quarantined` (the first ones, with their errors), `shown` (the first
-        documents), `seconds`, `differs` (a sentence where a second call gives something else), `whole` (records of all
-        files by their bytes, and seconds).
+        documents), `seconds`, `differs` (a sentence if a second call returns other records), `whole` (estimated records
+        of all files, and seconds).
 
     Raises:
-        SourceError, gristmill.mixtures.user_code.OwnCodeError: there is no file, or the function cannot be called.
+        SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the function cannot be called.
     """
     source = Source.model_validate({"path": path, "read": own})
     files, reading = find_files(FILE, source.model_dump()).files, reading_of(source)
     file = files[0]
     with OwnProcess(own) as process:
-        process.start()  # so that loading the code is not in the time
+        process.start()  # so that loading the code is not timed
         started = time.perf_counter()
-        first = list(islice(own_records(process, file, reading), documents))
+        first_call = list(islice(own_records(process, file, reading), documents))
         seconds = time.perf_counter() - started
     with OwnProcess(own) as process:
-        again = list(islice(own_records(process, file, reading), documents))
-    kept = [one for one in first if isinstance(one, Record)]
-    records = [one for one in first if isinstance(one, Record | Page | Rejected | Dropped)]
-    ended = next((one for one in first if isinstance(one, Ended)), None)
-    total = sum(one.size for one in files)
-    whole = round(len(records) * total / file.size) if ended is not None and file.size else None
+        second_call = list(islice(own_records(process, file, reading), documents))
+    kept = [record for record in first_call if isinstance(record, Record)]
+    records = [record for record in first_call if isinstance(record, Record | Page | Rejected | Dropped)]
+    ended = next((record for record in first_call if isinstance(record, Ended)), None)
+    total = sum(record.size for record in files)
+    estimate = round(len(records) * total / file.size) if ended is not None and file.size else None
     return {
         "on": f"{file.name}, the first of {len(files):,} files" if len(files) > 1 else file.name,
         "records": len(records),
         "documents": len(kept),
-        "empty": sum(isinstance(one, Dropped) for one in first),
-        "quarantined": [{"record": one.number, "error": one.error} for one in first if isinstance(one, Rejected)],
-        "shown": [{"locator": one.locator, "text": one.text, "metadata": one.metadata} for one in kept[:SHOWN]],
+        "empty": sum(isinstance(record, Dropped) for record in first_call),
+        "quarantined": [
+            {"record": record.number, "error": record.error} for record in first_call if isinstance(record, Rejected)
+        ],
+        "shown": [
+            {"locator": record.locator, "text": record.text, "metadata": record.metadata} for record in kept[:SHOWN]
+        ],
         "seconds": seconds,
-        "differs": "a second call gives other records" if first != again else None,
+        "differs": "a second call returns other records" if first_call != second_call else None,
         "whole": {
-            "documents": whole,
+            "documents": estimate,
             "is_exact": False,
-            "seconds": None if whole is None else whole * seconds / max(len(records), 1),
+            "seconds": None if estimate is None else estimate * seconds / max(len(records), 1),
         },
     }

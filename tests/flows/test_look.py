@@ -194,8 +194,8 @@ def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: P
     stored = sum(file.stat().st_size for file in data.glob("*.*[lt]"))
     assert seen.text_bytes == pytest.approx(stored, rel=0.02)
     assert seen.remarks == (
-        "20 of 21 files are one text each beside files of rows: sources of their own "
-        "(`gristmill new --source NAME='GLOB'` for each) get weights and rules of their own",
+        "20 of 21 files hold one text each beside files of rows: separate sources "
+        "(`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules",
         "gristmill has no reader for image files: name a function of yours that yields the texts, with pytesseract for "
         "example (read: {use: ./readers.py:read_file}, see docs/own-readers.md), or read it with tesseract",
     )

@@ -167,7 +167,7 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
     (tmp_path / "german.yml").write_text(SETTINGS)
     for path, said in (
         ("deu_Latn.yml", "has no dup_n_grams"),
-        ("german.yml", "is not called after a language"),
+        ("german.yml", "is not named after a language"),
         ("absent.yml", "absent.yml"),
     ):
         result = run_new(
@@ -318,7 +318,7 @@ def test_rows_that_lack_their_text_are_remarked(tmp_path: Path) -> None:
     rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     look = look_at("a", str(tmp_path / "a.jsonl"))
-    assert look.remarks == ("1 of 3 rows looked at have no 'text': they will be quarantined",)
+    assert look.remarks == ("1 of 3 rows sampled have no 'text': they will be quarantined",)
     assert f"# {look.remarks[0]}" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
 
 
