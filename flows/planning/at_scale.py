@@ -1,9 +1,9 @@
-"""`gristmill plan MANIFEST --documents 1e9`: what preparing and mixing so many takes, what grows, where it breaks.
+"""`gristmill plan MANIFEST --documents 1e9`: cost of preparing and mixing a corpus, and the limits that it reaches.
 
-`predict.py` runs samples of a manifest's own sources; this is arithmetic, for corpora that nobody has at hand. How much
-a step computes and writes is so much for each document and each byte of text (RATES, measured by `gristmill bench
-bounds` at 200 and at 1,000 bytes a document). What a process holds, and into how many files and partitions the work is
-cut, follows from the constants of the steps themselves. So the answer says too where one of these stops keeping up.
+`predict.py` runs samples of a manifest's own sources; this module computes, for corpora that are not at hand. The time
+and bytes of a step are linear in documents and bytes of text (RATES, measured by `gristmill bench bounds` at 200 and at
+1,000 bytes per document). Memory per process and numbers of files and partitions follow from the constants of the steps,
+so the result also names the sizes at which these limits are reached.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from gristmill.tokenize.mixing.streams import ENTRY_BYTES, partition_bits
 from gristmill.tokenize.mixing.write_shards import MOST_PARTS, PIECE_BYTES
 
 CORE_HOUR = 0.05
-"""US dollars: about what a virtual core of a machine for general use is rented for, on demand, at the large clouds."""
+"""US dollars per hour of a virtual core: typical on-demand price of general-purpose machines at large clouds."""
 DOCUMENT_BYTES = 3000
-"""Mean text of a page of FineWeb: its sample of 10 billion tokens has 14.9 million pages (Penedo et al. 2024)."""
+"""Mean bytes of a FineWeb page: its sample of 10 billion tokens has 14.9 million pages (Penedo et al. 2024)."""
 TOKEN_BYTES = 4.5
 """Text bytes per token of English with a vocabulary of 32,000 or more."""
 RECORD_BYTES = 1500
-"""What the process that starts a job holds of each task: its name, payload and result."""
+"""Memory of a task in the process that starts a job: its name, payload and result."""
 OPEN_SECONDS, BATCH_BYTES = 45e-6, 465
-"""To open one of the files that a partition is read from; what such a file has of each partition besides its rows."""
+"""Seconds to open a file that a partition is read from; bytes of such a file per partition besides its rows."""
 PART_SECONDS = 20e-6
-"""To open and map a token part, which every shard of rows does with all of them."""
+"""Seconds to open and map a token part; every shard of rows maps all parts."""
 ID_SECONDS = 40e-9
-"""To look at a document's id, where one is sought that no mixture knows (`row_groups.find_ids`)."""
+"""Seconds per document to search for an id that no mixture knows (`row_groups.find_ids`)."""
 ROW_BYTES = 4096
-"""A page of the disk: what is read for a document's tokens where the token parts are not in memory."""
+"""A disk page, read per document if the token parts are not in memory."""
 
 
 MOST_SHARDS = 100_000
-"""Document shards: a folder of more files is slow to list."""
+"""Maximum number of document shards: larger folders are slow to list."""
 
 
 LARGEST_SHARD = 2_000_000_000
-"""Bytes of text: a string column of Arrow addresses 2 GiB."""
+"""Maximum bytes of text in a shard: a string column of Arrow addresses 2 GiB."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a step takes for each document that it reads, and for each byte of its text.
+    """Cost of a step per document and per byte of text.
 
     Attributes:
-        start: seconds of one core, however many documents there are.
-        seconds: of one core, per document and per byte.
-        work: bytes on the disk while it works, per document and per byte.
-        out: bytes of its output, per document and per byte.
-        memory: bytes that a process holds besides its data: libraries, kernels, batches.
-        shards: what a worker holds of a document shard, in times the size of its text.
-        sorting: what it holds of a partition while it sorts it, in times its size.
-        processes: whether its workers are processes.
+        start: fixed seconds of one core.
+        seconds: seconds of one core, per document and per byte.
+        work: bytes of temporary files, per document and per byte.
+        out: bytes of output, per document and per byte.
+        memory: bytes per process besides its data: libraries, kernels, batches.
+        shards: memory per document shard in a worker, as a multiple of its text.
+        sorting: memory to sort a partition, as a multiple of its size.
+        processes: True if its workers are processes.
     """
 
     start: float
@@ -88,23 +88,23 @@ RATES: Mapping[str, Rates] = {
     "tokenize": Rates(2.5, (0.5e-6, 13e-9), (0, 0), (20, 0.46), 240e6, shards=8),
     "mix": Rates(2.5, (2.6e-6, 0.8e-9), (0, 0), (50, 0.46), 290e6, sorting=7),
 }
-"""Measured on two cores that others used too. What `mix` leaves on the disk while it works is counted row by row."""
+"""Measured on two shared cores. The temporary files of `mix` are computed from its rows instead."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A corpus, and how it is prepared.
+    """A corpus and the settings of its preparation.
 
     Attributes:
-        documents: how many are read.
-        document_bytes: mean text of each.
-        kept: share of them that is left to be mixed.
-        shard_bytes: text of a document shard (`ingest.shard_bytes`).
-        workers: at the same time.
-        keys: of a document, for `dedup`.
-        sequence_length: of a row.
-        shuffle: by files, of which a partition is read from all, or by the engine, which leaves one (`engine.shuffle`).
-        sends: whether tasks are sent what they would look up in files of others (`jobs/shuffled.py: must_send`).
+        documents: number of documents read.
+        document_bytes: mean bytes of text per document.
+        kept: share of documents that reach the mixture.
+        shard_bytes: bytes of text per document shard (`ingest.shard_bytes`).
+        workers: number of parallel workers.
+        keys: number of `dedup` keys per document.
+        sequence_length: tokens per row.
+        shuffle: `files`, where a partition is read from all shards, or `engine`, where it is one (`engine.shuffle`).
+        sends: True if tasks are sent rows that they would otherwise read from files (`jobs/shuffled.py: must_send`).
     """
 
     documents: float
@@ -119,32 +119,32 @@ class Extent:
 
     @property
     def text_bytes(self) -> float:
-        """Of all documents."""
+        """Bytes of text of all documents."""
         return self.documents * self.document_bytes
 
     @property
     def shards(self) -> int:
-        """Document shards."""
+        """Number of document shards."""
         return ceil(self.text_bytes / self.shard_bytes)
 
     @property
     def senders(self) -> int:
-        """Files that a partition is read from."""
+        """Number of files that a partition is read from."""
         return self.shards if self.shuffle == "files" else 1
 
     @property
     def tokens(self) -> float:
-        """Of the documents that are kept, ends of text counted."""
+        """Number of tokens of the kept documents, including end-of-text tokens."""
         return self.documents * self.kept * (self.document_bytes / TOKEN_BYTES + 1)
 
     @property
     def pieces(self) -> float:
-        """Parts of documents in rows: a document is cut once for each row that ends within it."""
+        """Number of pieces of documents in rows: each row boundary within a document adds one."""
         return self.documents * self.kept + self.tokens / self.sequence_length
 
 
 def extent_of(manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES) -> Extent:
-    """A corpus of so many documents, prepared as a manifest says."""
+    """Return the extent of a corpus prepared by a manifest."""
     section = next((step.config for step in manifest.prepare if isinstance(step.config, Dedup)), None)
     return Extent(
         documents,
@@ -158,17 +158,17 @@ def extent_of(manifest: Manifest, documents: float, document_bytes: float = DOCU
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step takes.
+    """Cost of a step.
 
     Attributes:
-        step: its name.
-        core_seconds: of processor time, over all workers.
-        memory_bytes: of all its processes together, mapped files aside.
-        work_bytes: on the disk while it works.
-        out_bytes: of its output.
-        files: of both.
-        partitions: into which it cuts what it sorts; 1 where it sorts nothing.
-        row_shards: shards of rows that it writes.
+        step: name of the step.
+        core_seconds: processor time of all workers.
+        memory_bytes: memory of all its processes, without mapped files.
+        work_bytes: bytes of temporary files.
+        out_bytes: bytes of output.
+        files: number of temporary and output files.
+        partitions: number of partitions that it sorts; 1 if it does not sort.
+        row_shards: number of shards of rows that it writes.
     """
 
     step: str
@@ -182,21 +182,21 @@ class Cost:
 
 
 def costs_of(extent: Extent) -> list[Cost]:
-    """What each step takes, in their order; `dedup` only where there are keys."""
-    found = [_ingest(extent), *([_dedup(extent)] if extent.keys else []), _tokenize(extent), _mix(extent)]
-    return found
+    """Return the cost of each step in order; `dedup` is included if documents have keys."""
+    costs = [_ingest(extent), *([_dedup(extent)] if extent.keys else []), _tokenize(extent), _mix(extent)]
+    return costs
 
 
-def _of(pair: tuple[float, float], extent: Extent) -> float:
-    return extent.documents * (pair[0] + pair[1] * extent.document_bytes)
+def _linear(per_document_and_byte: tuple[float, float], extent: Extent) -> float:
+    return extent.documents * (per_document_and_byte[0] + per_document_and_byte[1] * extent.document_bytes)
 
 
 def _seconds(rates: Rates, extent: Extent) -> float:
-    return rates.start + _of(rates.seconds, extent)
+    return rates.start + _linear(rates.seconds, extent)
 
 
 def _shard_memory(rates: Rates, extent: Extent) -> float:
-    """Of all workers, each with a shard; and of the process that starts them, with a record of each task."""
+    """Return the memory of all workers, each with one shard, and of the parent process, with a record per task."""
     shard = rates.shards * min(extent.shard_bytes, extent.text_bytes)
     processes = extent.workers if rates.processes else 0
     return rates.memory * (1 + processes) + min(extent.workers, extent.shards) * shard + RECORD_BYTES * extent.shards
@@ -205,7 +205,13 @@ def _shard_memory(rates: Rates, extent: Extent) -> float:
 def _ingest(extent: Extent) -> Cost:
     rates = RATES["ingest"]
     return Cost(
-        "ingest", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent), 2 * extent.shards, 1
+        "ingest",
+        _seconds(rates, extent),
+        _shard_memory(rates, extent),
+        0,
+        _linear(rates.out, extent),
+        2 * extent.shards,
+        1,
     )
 
 
@@ -215,13 +221,13 @@ def _dedup(extent: Extent) -> Cost:
     sorting = extent.workers * rates.sorting * key_bytes / partitions
     memory = _shard_memory(rates, extent) + sorting
     opened = extent.senders * partitions * OPEN_SECONDS
-    work = _of(rates.work, extent) + BATCH_BYTES * extent.senders * partitions
+    work = _linear(rates.work, extent) + BATCH_BYTES * extent.senders * partitions
     return Cost(
         "dedup",
         _seconds(rates, extent) + opened,
         memory,
         work,
-        _of(rates.out, extent),
+        _linear(rates.out, extent),
         6 * extent.shards + 7 * partitions,
         partitions,
     )
@@ -234,7 +240,7 @@ def _tokenize(extent: Extent) -> Cost:
         _seconds(rates, extent),
         _shard_memory(rates, extent),
         0,
-        _of(rates.out, extent),
+        _linear(rates.out, extent),
         4 * extent.shards,
         1,
     )
@@ -261,7 +267,7 @@ def _mix(extent: Extent) -> Cost:
         _seconds(rates, extent) + opened,
         memory,
         work,
-        _of(rates.out, extent),
+        _linear(rates.out, extent),
         3 * extent.shards + 4 * segments + 6 * shards + tables,
         segments,
         shards,
@@ -269,44 +275,44 @@ def _mix(extent: Extent) -> Cost:
 
 
 def breaks_of(extent: Extent) -> Iterator[str]:
-    """What takes long or no longer keeps up at this size, and what helps."""
+    """Yield the limits reached at this size, with remedies."""
     if extent.keys and extent.documents * extent.keys * BYTES_PER_KEY > MOST_PARTITIONS * PARTITION_BYTES:
         limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
         yield (
-            f"dedup: from {limit:.1e} documents on there are no more than {MOST_PARTITIONS:,} partitions of keys: "
-            "these grow, and with them its memory; fewer bands, or several runs with `against`, need less"
+            f"dedup: above {limit:.1e} documents the {MOST_PARTITIONS:,} partitions of keys are at their maximum number: "
+            "each grows, and with it the memory; fewer bands, or several runs with `against`, need less"
         )
     if extent.documents * extent.kept * ENTRY_BYTES > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES:
         limit = (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
         yield (
-            f"mix: from {limit:.1e} documents on there are no more than {1 << streams.MOST_PARTITION_BITS:,} "
-            "segments: these grow, and with them its memory"
+            f"mix: above {limit:.1e} documents the {1 << streams.MOST_PARTITION_BITS:,} segments are at their "
+            "maximum number: each grows, and with it the memory"
         )
     if extent.shards > MOST_PARTS and not extent.sends:
         yield (
-            f"mix: {extent.shards:,} token parts are more than the {MOST_PARTS:,} that a task maps: every shard of "
+            f"mix: {extent.shards:,} token parts exceed the {MOST_PARTS:,} that a task maps: every shard of "
             "rows opens all of them"
         )
     if not extent.sends:
         cold = extent.documents * extent.kept * ROW_BYTES
         yield (
-            f"mix: where memory has no room for the {sized(extent.tokens * 2)} of tokens, a page of the disk is "
+            f"mix: if the {sized(extent.tokens * 2)} of tokens do not fit into memory, a disk page is "
             f"read for each document, up to {sized(cold)}"
         )
     yield (
-        f"explain: an id that no mixture knows is sought among all, {sized(extent.documents * ID_BYTES)}, for about "
-        f"{extent.documents * ID_SECONDS:,.0f} s"
+        f"explain: an id that no mixture knows is searched among all, {sized(extent.documents * ID_BYTES)}, for "
+        f"about {extent.documents * ID_SECONDS:,.0f} s"
     )
     if extent.shards > MOST_SHARDS:
         yield (
-            f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
-            "record for each"
+            f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job holds a "
+            "record of each; raise ingest.shard_bytes"
         )
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine: its cores, and bytes of memory and of local disk."""
+    """A machine: its cores, and bytes of memory and local disk."""
 
     cores: int
     memory_bytes: float
@@ -314,9 +320,9 @@ class Host:
 
 
 HOST = Host(32, 256 * 2**30, 7.5e12)
-"""An i4i.8xlarge of AWS, which the other large clouds rent alike: 32 virtual cores and two disks of 3.75 TB."""
+"""An AWS i4i.8xlarge, or its equivalent at other clouds: 32 virtual cores and two disks of 3.75 TB."""
 MOST_DAYS = 7
-"""A preparation that takes longer than a week is spread over more hosts."""
+"""Maximum days of a preparation; longer ones are spread over more hosts."""
 
 
 @dataclass(frozen=True)
@@ -324,15 +330,15 @@ class Proposal:
     """Machines and settings that prepare a corpus within the bounds of a host.
 
     Attributes:
-        hosts: how many; several need `engine.runner: flink` (or Spark).
-        workers: of each host: one a core, or as many as its memory holds.
-        runs: one after another, each of an equal part (`dedup.against` compares it with the earlier ones).
+        hosts: number of hosts; several need `engine.runner: flink` (or Spark).
+        workers: workers per host: one per core, or as many as fit into its memory.
+        runs: number of successive runs over equal parts (`dedup.against` compares each with the earlier ones).
         shard_bytes: `ingest.shard_bytes`.
-        shards: document shards.
-        memory_bytes: that a host holds.
-        disk_bytes: that a host needs.
-        days: of work in a run.
-        reasons: why one machine does not do it, in half sentences; empty if it does.
+        shards: number of document shards.
+        memory_bytes: memory per host.
+        disk_bytes: disk per host.
+        days: duration of a run.
+        reasons: requirements that exceed one machine; empty if one suffices.
     """
 
     hosts: int
@@ -347,31 +353,31 @@ class Proposal:
 
 
 def proposal_of(extent: Extent) -> Proposal:
-    """One machine if it does, else as few hosts as do.
+    """Propose one machine if it suffices, else the smallest number of hosts.
 
-    One machine maps at most MOST_PARTS token parts in a task, so its shards grow with the corpus, and with them its
-    memory. Hosts of a cluster are sent their rows instead, so there only the number of shards is bounded.
+    On one machine a task maps at most MOST_PARTS token parts, so shards and memory grow with the corpus. Hosts of a
+    cluster are sent their rows instead, so only the number of shards is bounded.
     """
-    alone = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
-    reasons = _beyond(alone)
+    on_one_host = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
+    reasons = _exceeded_limits(on_one_host)
     if not reasons:
-        return alone
+        return on_one_host
     runs = ceil(extent.text_bytes / (MOST_SHARDS * LARGEST_SHARD))
     part = replace(extent, documents=extent.documents / runs, sends=True)
-    spread = _with_shards(part, MOST_SHARDS)
-    whole = _on_hosts(spread, 1)
-    hosts = max(2, ceil(whole.disk_bytes / HOST.disk_bytes), ceil(whole.days / MOST_DAYS))
-    return replace(_on_hosts(spread, hosts), runs=runs, reasons=reasons)
+    spread_extent = _with_shards(part, MOST_SHARDS)
+    on_one_large_host = _on_hosts(spread_extent, 1)
+    hosts = max(2, ceil(on_one_large_host.disk_bytes / HOST.disk_bytes), ceil(on_one_large_host.days / MOST_DAYS))
+    return replace(_on_hosts(spread_extent, hosts), runs=runs, reasons=reasons)
 
 
-def _with_shards(extent: Extent, most: int) -> Extent:
-    """The corpus in at most so many shards of whole megabytes."""
-    fewest_bytes = ceil(extent.text_bytes / most / 1e6) * 1_000_000
+def _with_shards(extent: Extent, max_shards: int) -> Extent:
+    """Limit the number of shards by enlarging them to whole megabytes."""
+    fewest_bytes = ceil(extent.text_bytes / max_shards / 1e6) * 1_000_000
     return replace(extent, shard_bytes=max(extent.shard_bytes, fewest_bytes))
 
 
 def _on_hosts(extent: Extent, hosts: int) -> Proposal:
-    """With one worker a core, or half as many until the memory of a host holds them."""
+    """Propose one worker per core, halved until they fit into the memory of a host."""
     extent = replace(extent, workers=HOST.cores)
     costs = costs_of(extent)
     while extent.workers > 1 and _most_memory(costs) > HOST.memory_bytes:
@@ -389,10 +395,10 @@ def _on_hosts(extent: Extent, hosts: int) -> Proposal:
     )
 
 
-def _beyond(proposal: Proposal) -> tuple[str, ...]:
+def _exceeded_limits(proposal: Proposal) -> tuple[str, ...]:
     reasons = []
     if proposal.shard_bytes > LARGEST_SHARD:
-        reasons.append(f"shards of {sized(proposal.shard_bytes)}, where {sized(LARGEST_SHARD)} is most")
+        reasons.append(f"shards of {sized(proposal.shard_bytes)}, above the maximum of {sized(LARGEST_SHARD)}")
     if proposal.memory_bytes > HOST.memory_bytes:
         reasons.append(f"{sized(proposal.memory_bytes)} of memory")
     if proposal.disk_bytes > HOST.disk_bytes:
@@ -407,34 +413,34 @@ def _most_memory(costs: Sequence[Cost]) -> float:
 
 
 def _most_disk(costs: Sequence[Cost]) -> float:
-    """Bytes of all outputs so far and of the step that works, where they are most."""
-    outputs, most = 0.0, 0.0
+    """Return the peak of the bytes of earlier outputs plus those of the current step."""
+    outputs, peak = 0.0, 0.0
     for cost in costs:
-        most = max(most, outputs + cost.work_bytes + cost.out_bytes)
+        peak = max(peak, outputs + cost.work_bytes + cost.out_bytes)
         outputs += cost.out_bytes
-    return most
+    return peak
 
 
 def described(proposal: Proposal) -> str:
-    """The proposal in a sentence or two."""
+    """Describe the proposal in a sentence or two."""
     machine = f"{HOST.cores} cores, {sized(HOST.memory_bytes)} of memory and {sized(HOST.disk_bytes)} of disk"
     settings = f"engine.workers: {proposal.workers}, ingest.shard_bytes: {proposal.shard_bytes}"
-    needs = (
+    requirements = (
         f"{proposal.shards:,} shards, {sized(proposal.memory_bytes)} of memory, {sized(proposal.disk_bytes)} of disk"
     )
     if not proposal.reasons:
-        return f"one machine of {machine} does with {settings}: {needs}, {24 * proposal.days:,.1f} hours"
+        return f"one machine of {machine} suffices with {settings}: {requirements}, {24 * proposal.days:,.1f} hours"
     runs = f", in {proposal.runs} runs with dedup.against" if proposal.runs > 1 else ""
     return (
-        f"one machine of {machine} does not: it would need {'; '.join(proposal.reasons)}. {proposal.hosts} of them do "
-        f"with engine.runner: flink{runs}, {settings}: {needs} a host, {24 * proposal.days:,.1f} hours a run"
+        f"one machine of {machine} does not suffice: it would need {'; '.join(proposal.reasons)}. {proposal.hosts} of "
+        f"them do with engine.runner: flink{runs}, {settings}: {requirements} per host, {24 * proposal.days:,.1f} hours per run"
     )
 
 
 def plan_at_scale(
     manifest: Manifest, documents: Sequence[float], document_bytes: float = DOCUMENT_BYTES, core_hour: float = CORE_HOUR
 ) -> list[dict[str, Any]]:
-    """What each number of documents takes.
+    """Compute the cost of each number of documents.
 
     Returns:
         for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals` (`core_hours`, `days` on the
@@ -467,18 +473,18 @@ def plan_at_scale(
     return plans
 
 
-def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR) -> None:
-    """Print a table for each number of documents; it fits 60 columns."""
+def print_at_scale(session: Session, plans: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR) -> None:
+    """Print a table for each number of documents, at most 60 columns wide."""
     console, workers = plain_console(), session.manifest.engine.workers
-    for one in found:
-        totals = one["totals"]
-        text = sized(one["text_bytes"])
-        console.print(Text(f"{one['documents']:,.0f} documents, {text} of text, on {workers} workers", style="bold"))
+    for plan in plans:
+        totals = plan["totals"]
+        text = sized(plan["text_bytes"])
+        console.print(Text(f"{plan['documents']:,.0f} documents, {text} of text, on {workers} workers", style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("step", no_wrap=True)
         for name in ("core hours", "memory", "working", "output", "files"):
             table.add_column(name, justify="right", no_wrap=True)
-        for step in one["steps"]:
+        for step in plan["steps"]:
             table.add_row(
                 step["step"],
                 f"{step['core_seconds'] / 3600:,.1f}",
@@ -495,14 +501,14 @@ def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_ho
                 f"{sized(totals['memory_bytes'])} of memory"
             )
         )
-        for sentence in one["breaks"]:
+        for sentence in plan["breaks"]:
             console.print(Text(f"- {sentence}", style="yellow"))
-        console.print(Text(f"Proposal: {one['proposal']['text']}."))
+        console.print(Text(f"Proposal: {plan['proposal']['text']}."))
         console.print()
 
 
 def sized(number: float) -> str:
-    """So many bytes in TB, GB or MB."""
+    """Format bytes in TB, GB or MB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9)):
         if number >= size:
             return f"{number / size:.1f} {unit}"

@@ -1,9 +1,8 @@
-"""`gristmill plan MANIFEST --tb 10 --workers 100 --engine flink`: what preparing and mixing that much text takes there.
+"""`gristmill plan MANIFEST --tb 10 --workers 100 --engine flink`: cost of preparing and mixing text on a cluster.
 
-A simulation for corpora that nobody has at hand. What a step computes and writes is that of `at_scale.py`. What it asks
-of an object store follows from the numbers of document shards and of partitions (REQUESTS, as `gristmill bench
-requests` counts them), and so does the price. What an engine is handed, and holds while rows are on their way, follows
-from the form of its shuffle.
+A simulation for corpora that are not at hand. Computation and output of a step are those of `at_scale.py`. Requests to
+the object store, and their price, follow from the numbers of document shards and partitions (REQUESTS, as counted by
+`gristmill bench requests`). The elements and shuffled bytes of an engine follow from the form of its shuffle.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.manifest import Manifest
 
 Law = tuple[float, float, float, float, float]
-"""Factors of `terms`."""
+"""Coefficients of `terms`."""
 
 REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
     "files": {
@@ -47,38 +46,38 @@ REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
         "mix": ((75.75, 5.81, 19.31, 0, 0), (58.5, 22.75, 36.38, 0, 0)),
     },
 }
-"""Form of the shuffle -> step -> requests that write or list, and that read: `gristmill bench requests`, of
-small shards; of one above the block in which a store's files are read, each block more is a read more."""
+"""Form of the shuffle -> step -> requests that write or list, and that read: from `gristmill bench requests` with
+small shards; a shard larger than the block size of reads costs one more read per block."""
 SHUFFLED: Mapping[str, tuple[float, float, float]] = {
     "ingest": (0, 0, 0),
     "dedup": (144, 32, 0.22),
     "tokenize": (0, 0, 0),
     "mix": (144, 0, 0.44),
 }
-"""Step -> bytes that it shuffles, per document, for each of its keys, and per byte of text: of the same bench, whose
-documents are duplicates one in ten. More of them take more of the sketches along."""
+"""Step -> bytes that it shuffles per document, per key of a document, and per byte of text: from the same benchmark,
+in which one in ten documents is a duplicate. More duplicates shuffle more sketches."""
 WORK_MOVES = 4
-"""How often a file of a step's work is moved: written once, and read up to three times."""
+"""Transfers of a temporary file: one write and up to three reads."""
 WRITE_PRICE, READ_PRICE = 0.005, 0.0004
-"""US dollars per 1,000 requests: Amazon S3 Standard, us-east-1, list prices (aws.amazon.com/s3/pricing) as of 2026:
-PUT, COPY, POST and LIST, and GET and all others. Between S3 and machines of its region nothing is charged for bytes."""
+"""US dollars per 1,000 requests (PUT, COPY, POST and LIST; GET and all others): list prices of Amazon S3 Standard,
+us-east-1 (aws.amazon.com/s3/pricing) as of 2026. Transfers between S3 and machines of its region are free."""
 REQUEST_SECONDS = 0.02
-"""A request to a store in the same region takes about so long."""
+"""Approximate latency of a request to a store in the same region."""
 STORE_BYTES = 100e6
-"""Per second, of a worker's own share of its machine's network: 12.5 Gbit/s for 16 cores."""
+"""Bytes per second of a worker's share of its machine's network: 12.5 Gbit/s for 16 cores."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Who shares the work among workers.
+    """Properties of an engine that distributes the work.
 
     Attributes:
-        shuffle: the form of its shuffle (`engine.shuffle`).
-        holds: where rows lie while they are on their way.
+        shuffle: form of its shuffle (`engine.shuffle`).
+        location: storage of shuffled rows.
     """
 
     shuffle: str
-    holds: str
+    location: str
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -88,22 +87,22 @@ ENGINES: Mapping[str, Engine] = {
     "spark": Engine("engine", "disk"),
     "dataflow": Engine("engine", "service"),
 }
-"""`local` are hosts that share the store (`engine.nodes`)."""
+"""Engines by name; `local` means hosts that share the store (`engine.nodes`)."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a step takes on a cluster.
+    """Cost of a step on a cluster.
 
     Attributes:
-        step: its name.
-        elements: the most that the engine is handed in one job.
-        shuffle_bytes: that are on their way from tasks to partitions, in all its jobs.
-        writes, reads: requests to the store, by price.
-        price: of these, in US dollars.
-        memory_bytes: of the largest worker.
-        seconds: on all workers, without what the engine takes to start its jobs.
-        waiting: the share of them in which answers of the store are waited for.
+        step: name of the step.
+        elements: maximum number of elements in one job of the engine.
+        shuffle_bytes: bytes shuffled from tasks to partitions in all its jobs.
+        writes, reads: requests to the store, by price class.
+        price: price of these requests in US dollars.
+        memory_bytes: memory of the largest worker.
+        seconds: duration on all workers, without the engine's startup of jobs.
+        waiting: share of the time spent waiting for the store.
     """
 
     step: str
@@ -119,7 +118,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Prices:
-    """In US dollars: per 1,000 requests, and of a core for an hour."""
+    """US dollars per 1,000 requests, and per hour of a core."""
 
     write: float = WRITE_PRICE
     read: float = READ_PRICE
@@ -127,20 +126,20 @@ class Prices:
 
 
 def loads_of(extent: Extent, engine: Engine, workers: int, prices: Prices) -> list[Load]:
-    """What each step takes on so many workers, each with a core."""
-    one = replace(extent, workers=1, shuffle=engine.shuffle)
-    costs = costs_of(one)
+    """Return the cost of each step on a number of workers with one core each."""
+    extent_of_worker = replace(extent, workers=1, shuffle=engine.shuffle)
+    costs = costs_of(extent_of_worker)
     read_bytes = {
         "ingest": extent.text_bytes,
         "dedup": costs[0].out_bytes,
         "tokenize": costs[0].out_bytes,
         "mix": costs[-2].out_bytes,
     }
-    return [_load(one, cost, engine, workers, prices, read_bytes[cost.step]) for cost in costs]
+    return [_load_of(extent_of_worker, cost, engine, workers, prices, read_bytes[cost.step]) for cost in costs]
 
 
-def _load(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: Prices, read_bytes: float) -> Load:
-    partitions = max(cost.partitions, cost.row_shards)  # which the bench has as many of
+def _load_of(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: Prices, read_bytes: float) -> Load:
+    partitions = max(cost.partitions, cost.row_shards)  # equal numbers in the benchmark
     writes, reads = (asked(law, extent.shards, partitions) for law in REQUESTS[engine.shuffle][cost.step])
     shuffled = _shuffled(cost.step, extent)
     moved = read_bytes + WORK_MOVES * cost.work_bytes + shuffled + cost.out_bytes
@@ -167,39 +166,39 @@ def _shuffled(step: str, extent: Extent) -> float:
 
 
 def terms(shards: int, partitions: int) -> tuple[float, float, float, float, float]:
-    """What numbers of requests are made of: tasks of both kinds, and files between each two of them."""
+    """Return the terms of a request count: 1, tasks of both kinds, and files between each pair of tasks."""
     return 1.0, float(shards), float(partitions), float(shards * partitions), float(partitions**2)
 
 
 def asked(law: Law, shards: int, partitions: int) -> float:
-    """How many requests a law says."""
+    """Evaluate a law: the number of requests."""
     return sum(factor * term for factor, term in zip(law, terms(shards, partitions), strict=True))
 
 
 def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[str]:
-    """Where shuffled rows lie, and how many bytes of them, in sentences."""
-    most = max(loads, key=lambda load: load.shuffle_bytes)
-    said = f"{most.step} shuffles {sized(most.shuffle_bytes)}"
-    if engine.holds == "memory":
+    """Describe the location and amount of shuffled rows in sentences."""
+    largest = max(loads, key=lambda load: load.shuffle_bytes)
+    summary = f"{largest.step} shuffles {sized(largest.shuffle_bytes)}"
+    if engine.location == "memory":
         yield (
-            f"{said}: {sized(most.shuffle_bytes / workers)} in the memory of each worker, or on its disk where that "
+            f"{summary}: {sized(largest.shuffle_bytes / workers)} in the memory of each worker, or on its disk if that "
             "is full"
         )
-    elif engine.holds == "disk":
-        yield f"{said}: {sized(most.shuffle_bytes / workers)} on the disk of each worker"
-    elif engine.holds == "service":
-        yield f"{said} through the engine's own service, which charges for them"
+    elif engine.location == "disk":
+        yield f"{summary}: {sized(largest.shuffle_bytes / workers)} on the disk of each worker"
+    elif engine.location == "service":
+        yield f"{summary} through the engine's own service, which charges for them"
     else:
-        yield f"{said} through files in the store"
+        yield f"{summary} through files in the store"
 
 
 def waits_of(loads: Sequence[Load]) -> Iterator[str]:
-    """Which steps wait for the store more than they work, in sentences."""
+    """Name the steps that spend most of their time waiting for the store, in sentences."""
     for load in loads:
         if load.waiting > 0.5:
             yield (
-                f"{load.step}: {load.waiting:.0%} of its time are requests to the store, mostly for each "
-                "document shard and partition; with a larger ingest.shard_bytes there are fewer"
+                f"{load.step}: {load.waiting:.0%} of its time is spent on requests to the store, mostly for each "
+                "document shard and partition; a larger ingest.shard_bytes needs fewer"
             )
 
 
@@ -211,11 +210,11 @@ def plan_on_cluster(
     document_bytes: float = DOCUMENT_BYTES,
     prices: Prices | None = None,
 ) -> list[dict[str, Any]]:
-    """What each amount of text takes on each engine.
+    """Compute the cost of each amount of text on each engine.
 
     Args:
-        terabytes: of text, 10^12 bytes.
-        engines: of ENGINES.
+        terabytes: amounts of text in 10^12 bytes.
+        engines: keys of ENGINES.
 
     Returns:
         for each, `terabytes`, `engine`, `workers`, `shards`, `steps` (`Load` as objects), `totals` (`requests`,
@@ -223,13 +222,13 @@ def plan_on_cluster(
         `sentences`.
     """
     prices = prices or Prices()
-    found = []
+    plans = []
     for amount in terabytes:
         extent = replace(extent_of(manifest, amount * 1e12 / document_bytes, document_bytes), sends=True)
         for name in engines:
             loads = loads_of(extent, ENGINES[name], workers, prices)
             hours = sum(load.seconds for load in loads) / 3600
-            found.append(
+            plans.append(
                 {
                     "terabytes": amount,
                     "engine": name,
@@ -250,18 +249,18 @@ def plan_on_cluster(
                     ],
                 }
             )
-    return found
+    return plans
 
 
-def print_on_cluster(found: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table for each amount and engine; it fits 60 columns."""
+def print_on_cluster(plans: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table for each amount and engine, at most 60 columns wide."""
     console = plain_console()
-    for one in found:
-        totals = one["totals"]
+    for plan in plans:
+        totals = plan["totals"]
         console.print(
             Text(
-                f"{one['terabytes']:g} TB of text in {one['shards']:,} document shards on {one['workers']} "
-                f"workers: {one['engine']}",
+                f"{plan['terabytes']:g} TB of text in {plan['shards']:,} document shards on {plan['workers']} "
+                f"workers: {plan['engine']}",
                 style="bold",
             )
         )
@@ -269,12 +268,12 @@ def print_on_cluster(found: Sequence[Mapping[str, Any]]) -> None:
         table.add_column("step", no_wrap=True)
         for name in ("elements", "shuffle", "requests", "US $", "memory", "hours"):
             table.add_column(name, justify="right", no_wrap=True)
-        for step in one["steps"]:
+        for step in plan["steps"]:
             table.add_row(
                 step["step"],
                 f"{step['elements']:,}",
                 sized(step["shuffle_bytes"]),
-                _count(step["writes"] + step["reads"]),
+                _count_text(step["writes"] + step["reads"]),
                 f"{step['price']:,.0f}",
                 sized(step["memory_bytes"]),
                 f"{step['seconds'] / 3600:.1f}",
@@ -282,17 +281,17 @@ def print_on_cluster(found: Sequence[Mapping[str, Any]]) -> None:
         console.print(table)
         console.print(
             Text(
-                f"{totals['hours']:,.1f} hours; {_count(totals['requests'])} requests to the store for "
+                f"{totals['hours']:,.1f} hours; {_count_text(totals['requests'])} requests to the store for "
                 f"{totals['price']:,.0f} US dollars, workers for {totals['core_price']:,.0f}; "
                 f"{sized(totals['memory_bytes'])} of memory in the largest worker"
             )
         )
-        for sentence in one["sentences"]:
+        for sentence in plan["sentences"]:
             console.print(Text(f"- {sentence}", style="yellow"))
         console.print()
 
 
-def _count(number: float) -> str:
+def _count_text(number: float) -> str:
     for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"

@@ -1,4 +1,4 @@
-"""What followed from the size or depth of a pre-training, for `gristmill plan`."""
+"""Settings derived from the `size` or `depth` of a pre-training, for `gristmill plan`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gristmill.mixtures.scaling.size_rules import (
 
 @dataclass(frozen=True)
 class Derived:
-    """A key that follows from a size.
+    """A key derived from a size.
 
     Attributes:
-        key: inside of `pretrain`.
-        value: what it is.
-        rule: what the rules give; another one than `value` where the manifest says that itself.
+        key: key within `pretrain`.
+        value: value in effect.
+        rule: value given by the rules; differs from `value` if the manifest sets the key.
     """
 
     key: str
@@ -32,8 +32,8 @@ class Derived:
 
 
 def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
-    """What followed: `from`, `parameters` (in the layers), `tokens`, `flops`, and `keys`, each with its value and what
-    the rules give; None where there is neither size nor depth."""
+    """Return the derived settings: `from`, `parameters` (in the layers), `tokens`, `flops`, and `keys`, each with its
+    value and the value of the rules; None if the manifest has neither size nor depth."""
     section = manifest.pretrain
     if section is None or manifest.mix is None or (section.size is None and section.depth is None):
         return None
@@ -57,21 +57,22 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
         "parameters": of_shape.parameters,
         "tokens": section.steps * batch * length,
         "flops": of_shape.flops,
-        "keys": {one.key: {"value": one.value, "rule": one.rule} for one in keys},
+        "keys": {derived.key: {"value": derived.value, "rule": derived.rule} for derived in keys},
     }
 
 
-def _shown(value: float | str) -> str:
+def _value_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def in_a_sentence(found: dict[str, Any]) -> str:
-    """What followed, and beside what the manifest says itself what the rules give."""
+def in_a_sentence(settings: dict[str, Any]) -> str:
+    """Describe the derived settings in a sentence, with the rule's value for each key that the manifest sets."""
     keys = ", ".join(
-        f"{key} {_shown(one['value'])}" + ("" if one["value"] == one["rule"] else f" (rule: {_shown(one['rule'])})")
-        for key, one in found["keys"].items()
+        f"{key} {_value_text(entry['value'])}"
+        + ("" if entry["value"] == entry["rule"] else f" (rule: {_value_text(entry['rule'])})")
+        for key, entry in settings["keys"].items()
     )
     return (
-        f"{found['from']}: {keys}; {found['parameters']:,} weights in the layers, "
-        f"{found['tokens']:,} tokens, {found['tokens'] / found['parameters']:.3g} per weight"
+        f"{settings['from']}: {keys}; {settings['parameters']:,} weights in the layers, "
+        f"{settings['tokens']:,} tokens, {settings['tokens'] / settings['parameters']:.3g} per weight"
     )

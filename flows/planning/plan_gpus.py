@@ -1,4 +1,4 @@
-"""`gristmill plan --gpus N --gpu NAME`: what a pre-training is, needs and costs, before any is used."""
+"""`gristmill plan --gpus N --gpu NAME`: size, memory, time and cost of a pre-training before any GPU is used."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ MOST_MEASURED_ROWS = 8
 
 
 class PlanError(ValueError):
-    """The manifest has no pre-training, or a GPU or a price list was named that there is not."""
+    """The manifest has no pre-training, or the GPU or price list is unknown."""
 
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """A GPU by name, or by what it can do.
+    """A GPU by name, or by its peak and memory.
 
     Attributes:
-        name: as in the table of devices, or as the driver reports it.
-        teraflops, gigabytes: of a GPU that is not in the table: bfloat16 peak and memory.
+        name: name in the table of devices, or reported by the driver.
+        teraflops, gigabytes: bfloat16 peak and memory of a GPU that is not in the table.
     """
 
     name: str
@@ -54,10 +54,10 @@ class GpuChoice:
     gigabytes: float | None = None
 
     def device(self) -> Device:
-        """What is meant.
+        """Return the device.
 
         Raises:
-            PlanError: no such GPU is known, or one of the two figures is missing.
+            PlanError: the GPU is unknown, or only one of peak and memory is given.
         """
         if (self.teraflops is None) != (self.gigabytes is None):
             raise PlanError("--peak-tflops and --memory-gb belong together: give both, or neither")
@@ -72,17 +72,17 @@ class GpuChoice:
 def plan_gpus(
     session: Session, gpus: int, choice: GpuChoice, utilisation: float, prices_file: Path | None = None
 ) -> dict[str, Any]:
-    """Everything that the plan says; see the keys.
+    """Plan a pre-training on GPUs: model, training, data, forms of parallelism, prices.
 
     Args:
-        session: the opened manifest; what is committed already is looked at.
-        gpus: how many.
-        choice: of which kind.
+        session: the opened manifest, with its committed outputs.
+        gpus: number of GPUs.
+        choice: model of the GPUs.
         utilisation: MFU of the arithmetic alone.
-        prices_file: for the cost; the table that comes with this package if absent.
+        prices_file: price list; None means the one of this package.
 
     Raises:
-        PlanError: there is no `pretrain:` section, or no such GPU or table of prices.
+        PlanError: the manifest has no `pretrain:` section, or the GPU or price list is unknown.
     """
     device = choice.device()
     try:
@@ -112,13 +112,13 @@ def plan_gpus(
             **_scaling(shape, length, tokens),
         },
         "data": _data(session, section, length),
-        "forms": [_form(one, section.steps, gpus, price) for one in ranked],
+        "forms": [_form(candidate, section.steps, gpus, price) for candidate in ranked],
         "prices": {"as_of": prices.as_of, "currency": prices.currency, "per_gpu_hour": price},
     }
 
 
 def measured_checks(session: Session, steps: int, utilisation: float) -> list[Any]:
-    """Train the manifest's model for some steps here, on rows of random tokens, and compare (`measured.Check`)."""
+    """Train the manifest's model for some steps on rows of random tokens, and compare (`measured.Check`)."""
     from gristmill.train.planning.measured_step import check
 
     section, shape, length = _training(session)
@@ -140,15 +140,15 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
 
 
 def _vocab_size(session: Session) -> int:
-    """Of the tokenizer that is committed, of the file that is named, or what is asked for."""
+    """Return the vocabulary size of the committed tokenizer, of the tokenizer file, or of the setting."""
     section = session.manifest.tokenizer
-    assert section is not None  # a mixture needs one, which the manifest has checked
+    assert section is not None  # the manifest requires one for a mixture
     committed = committed_inputs(session, session.plan).get(TOKENIZER)
     path: Path | None = committed / "tokenizer.json" if committed else as_path(section.path) if section.path else None
     if path is None:
         return section.vocab_size
-    read = read_json(path)
-    ids = [*read["model"]["vocab"].values(), *(token["id"] for token in read.get("added_tokens", ()))]
+    tokenizer = read_json(path)
+    ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))]
     return max(ids) + 1
 
 
@@ -167,7 +167,7 @@ def _model(shape: Shape, length: int) -> dict[str, Any]:
 
 
 def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
-    """Where the run stands against what is optimal for its compute."""
+    """Compare the run with the compute-optimal ones."""
     flops = flops_per_token(shape, length).whole * tokens
     lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
     optima = {
@@ -193,57 +193,57 @@ def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
 
 
 def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | None:
-    """Tokens per source against what there is; None where nothing is mixed yet."""
+    """Compare the tokens read of each source with those available; None before `mix` is committed."""
     folder = session.committed(MIX)
     if folder is None:
         return None
     summary = folder.manifest()["summary"]
     read = section.steps * section.global_batch_size
-    passes = read / summary["rows"]
+    num_passes = read / summary["rows"]
     sources = {}
     for name, realised in summary["realised"].items():
-        wanted = realised["tokens"] * passes
+        tokens_read = realised["tokens"] * num_passes
         unique = realised["available_tokens"]
-        epochs = wanted / unique if unique else 0.0
+        epochs = tokens_read / unique if unique else 0.0
         sources[name] = {
             "share": realised["share"],
-            "tokens_read": wanted,
+            "tokens_read": tokens_read,
             "tokens_there": unique,
             "epochs": epochs,
             "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
         }
     return {
-        "passes_over_the_set": passes,
+        "passes_over_the_set": num_passes,
         "set_tokens": summary["tokens"],
         "sources": sources,
         "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])},
     }
 
 
-def _form(one: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:
-    hours = one.seconds * steps / SECONDS_PER_HOUR
+def _form(candidate: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:
+    hours = candidate.seconds * steps / SECONDS_PER_HOUR
     return {
-        "form": one.form.label(),
-        "parallel": asdict(one.form),
-        "micro_batch_size": one.load.micro_rows,
-        "micro_batches": one.load.micro_batches,
-        "activation_checkpointing": one.load.checkpointing,
-        "fits": one.fits,
-        "memory": {**asdict(one.memory), "total": one.memory.total},
-        "host_memory": one.host_memory,
-        "bubble": one.bubble,
-        "seconds_per_step": one.seconds,
-        "mfu": one.utilisation,
+        "form": candidate.form.label(),
+        "parallel": asdict(candidate.form),
+        "micro_batch_size": candidate.load.micro_rows,
+        "micro_batches": candidate.load.micro_batches,
+        "activation_checkpointing": candidate.load.checkpointing,
+        "fits": candidate.fits,
+        "memory": {**asdict(candidate.memory), "total": candidate.memory.total},
+        "host_memory": candidate.host_memory,
+        "bubble": candidate.bubble,
+        "seconds_per_step": candidate.seconds,
+        "mfu": candidate.utilisation,
         "hours": hours,
         "gpu_hours": hours * gpus,
         "cost": None if price is None else hours * gpus * price,
     }
 
 
-def shown_forms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The best forms, or the closest ones where none fits."""
-    fitting = [form for form in found["forms"] if form["fits"]]
-    return fitting[:MOST_FORMS] or found["forms"][:MOST_FORMS]
+def shown_forms(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the best forms, or the closest ones if none fits."""
+    fitting = [form for form in plan["forms"] if form["fits"]]
+    return fitting[:MOST_FORMS] or plan["forms"][:MOST_FORMS]
 
 
 MEMORY_NAMES = {
@@ -257,18 +257,18 @@ MEMORY_NAMES = {
 }
 
 
-def print_plan_for_gpus(found: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
-    """Print what `plan_gpus` found, and the comparison with a measured step where there is one."""
+def print_plan_for_gpus(plan: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
+    """Print a plan of `plan_gpus`, and the comparison with measured steps if there are any."""
     console = plain_console()
-    _print_model(console, found)
-    _print_optima(console, found["training"])
-    print_data(console, found["data"])
-    _print_forms(console, found)
+    _print_model(console, plan)
+    _print_optima(console, plan["training"])
+    print_data(console, plan["data"])
+    _print_forms(console, plan)
     _print_checks(console, checks)
 
 
 def quantity(value: float) -> str:
-    """Three digits with the letter of their thousands: 1.23B."""
+    """Format three digits with a letter for the thousands: 1.23B."""
     for size, letter in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
@@ -276,7 +276,7 @@ def quantity(value: float) -> str:
 
 
 def duration(hours: float) -> str:
-    """Days, hours, minutes or seconds, whichever is readable."""
+    """Format hours as days, hours, minutes or seconds."""
     if hours >= 48:
         return f"{hours / 24:.1f} d"
     if hours >= 1:
@@ -287,7 +287,7 @@ def duration(hours: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes with three digits and their unit: 1.55 GB."""
+    """Format bytes with three digits and a unit: 1.55 GB."""
     number = quantity(value)
     return (
         f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B"
@@ -297,7 +297,7 @@ def size(value: float) -> str:
 
 
 def at_least(value: float, digits: int) -> str:
-    """A number with so many decimals, or that it is less than the last of them shows."""
+    """Format a number with some decimals, or as `less than` the smallest one that they show."""
     least = 10.0**-digits
     return f"{value:,.{digits}f}" if value >= least or not value else f"less than {least:.{digits}f}"
 
@@ -313,8 +313,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _print_model(console: Console, found: Mapping[str, Any]) -> None:
-    model, training = found["model"], found["training"]
+def _print_model(console: Console, plan: Mapping[str, Any]) -> None:
+    model, training = plan["model"], plan["training"]
     flops = model["flops_per_token"]
     _heading(console, "Model and training")
     console.print(
@@ -335,13 +335,13 @@ def _print_model(console: Console, found: Mapping[str, Any]) -> None:
 def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
     _heading(console, "Optimal for this compute, and this run as a multiple of it")
     table = _table("", "parameters", "run", "tokens", "run")
-    for name, one in training["optima"].items():
+    for name, optimum in training["optima"].items():
         table.add_row(
             name,
-            quantity(one["parameters"]),
-            f"{quantity(one['this_run_parameters'])}x",
-            quantity(one["tokens"]),
-            f"{quantity(one['this_run_tokens'])}x",
+            quantity(optimum["parameters"]),
+            f"{quantity(optimum['this_run_parameters'])}x",
+            quantity(optimum["tokens"]),
+            f"{quantity(optimum['this_run_tokens'])}x",
         )
     console.print(table)
     console.print(
@@ -351,20 +351,22 @@ def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
 
 
 def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
-    """What each source gives and has, and what packing costs; `data` as from `plan_gpus`."""
+    """Print the tokens read and available per source, and the cost of packing; `data` is that of `plan_gpus`."""
     _heading(console, "Data")
     if data is None:
-        console.print("nothing is mixed yet, so what each source has is not known; run up to the stage mix to see it")
+        console.print(
+            "nothing is mixed yet, so the tokens of each source are unknown; run up to the stage mix to see them"
+        )
         return
     table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
-    for name, one in data["sources"].items():
-        wraps = "never" if one["wraps_at_step"] is None else f"{one['wraps_at_step']:,}"
+    for name, source in data["sources"].items():
+        wraps = "never" if source["wraps_at_step"] is None else f"{source['wraps_at_step']:,}"
         table.add_row(
             name,
-            f"{one['share']:.1%}",
-            quantity(one["tokens_read"]),
-            quantity(one["tokens_there"]),
-            f"{one['epochs']:.2f}",
+            f"{source['share']:.1%}",
+            quantity(source["tokens_read"]),
+            quantity(source["tokens_there"]),
+            f"{source['epochs']:.2f}",
             wraps,
         )
     console.print(table)
@@ -376,13 +378,13 @@ def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
     )
 
 
-def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
-    gpu, forms = found["gpu"], shown_forms(found)
+def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
+    gpu, forms = plan["gpu"], shown_forms(plan)
     best = forms[0]
     _heading(
         console,
-        f"{found['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
-        f"{gpu['memory'] / GIGA:.0f} GB each; {found['assumed_mfu']:.0%} MFU assumed)",
+        f"{plan['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
+        f"{gpu['memory'] / GIGA:.0f} GB each; {plan['assumed_mfu']:.0%} MFU assumed)",
     )
     if not best["fits"]:
         largest = max(MEMORY_NAMES, key=lambda name: best["memory"][name])
@@ -409,9 +411,9 @@ def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
             style=None if form["fits"] else "dim",
         )
     console.print(table)
-    rest = len(found["forms"]) - len(forms)
-    if rest:
-        console.print(f"({rest} more forms are in --json, those that do not fit among them)", style="dim")
+    num_hidden = len(plan["forms"]) - len(forms)
+    if num_hidden:
+        console.print(f"({num_hidden} more forms are in --json, those that do not fit among them)", style="dim")
     _heading(console, f"Memory of a GPU, {best['form']}")
     console.print(
         ", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
@@ -420,7 +422,7 @@ def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
     if best["host_memory"]:
         console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
     _heading(console, "Time and cost")
-    prices = found["prices"]
+    prices = plan["prices"]
     cost = (
         ""
         if best["cost"] is None
@@ -437,6 +439,8 @@ def _print_checks(console: Console, checks: Sequence[Any]) -> None:
         return
     _heading(console, "Checked against real steps of this model on this machine")
     table = _table("", "foretold", "measured", "unit", "error")
-    for one in checks:
-        table.add_row(one.name, quantity(one.predicted), quantity(one.measured), one.unit, f"{one.error:+.1%}")
+    for check in checks:
+        table.add_row(
+            check.name, quantity(check.predicted), quantity(check.measured), check.unit, f"{check.error:+.1%}"
+        )
     console.print(table)

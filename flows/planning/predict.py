@@ -1,10 +1,10 @@
-"""`gristmill plan --predict`: time, memory and disk of every stage, from samples that are run, or from past runs.
+"""`gristmill plan --predict`: time, memory and disk of every stage, measured on samples or taken from past runs.
 
-Each preparing stage is run on a sample and, where the time allows, on a larger one. Time is taken to be fixed + slope x
-text, memory fixed + slope x shard size (a stage holds some shards at a time, never the corpus), disk proportional to
-text. Where there is one sample, the slope is the pace at which its shards were done. What a stage drops is taken to be
-dropped in the same share of the whole. What no sample of documents tells (a training's pace) is read from the newest
-output of the same manifest in the store; where there is none, the answer says so.
+Each preparing stage is run on a sample and, if time allows, on a larger one. The model is: time = fixed + slope x text,
+memory = fixed + slope x shard size (a stage holds a few shards at a time, never the corpus), disk proportional to text.
+With one sample, the slope is the pace of its shards. A stage is assumed to drop the same share of the whole as of the
+sample. Stages that a sample of documents cannot measure (training) are taken from the newest output of the same
+manifest in the store; without one, the prediction says so.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 LARGER = 4
-"""The second sample is so many times the first."""
+"""Size of the second sample as a multiple of the first."""
 MOST_GROWTH = 3
-"""A sample that is too small for a source's first document is made LARGER so many times at the most."""
+"""Maximum number of times that a sample too small for a source's first document is made LARGER."""
 SHARDS_PER_WORKER = 4
 BUDGET_SECONDS = 30.0
-"""What the samples may take together, unless more is asked for."""
+"""Default time limit of both samples together."""
 WORK_KEYS = ("steps", "epochs", "global_batch_size")
-"""What a training's time is proportional to, besides its model."""
+"""Keys that a training's time is proportional to, for the same model."""
 OF_SAMPLES = "not measurable on a sample; an earlier run in this store is needed"
 SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a stage cost on one sample: seconds, bytes of memory at the peak, bytes written.
+    """Cost of a stage on one sample: seconds, peak memory in bytes, bytes written.
 
-    `work_seconds` is the part of the time in which its shards were done.
+    `work_seconds` is the part of the time spent on its shards.
     """
 
     seconds: float
@@ -64,17 +64,17 @@ class Measured:
 
 
 class OutOfTimeError(Exception):
-    """The samples have used up what they may take."""
+    """The samples have reached their time limit."""
 
 
 class ShardClock:
-    """Shows nothing of the samples' stages, and notes when their shards were done."""
+    """Silent observer that records when the shards of a stage were done."""
 
     def __init__(self) -> None:
         self._done: dict[str, list[tuple[float, float]]] = {}
 
     def work_seconds(self) -> float:
-        """How long the stage's jobs took from shard to shard, their first ones in proportion."""
+        """Return the time of the stage's jobs from shard to shard, extrapolated to include the first ones."""
         spans = [
             (times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
             for times in self._done.values()
@@ -106,33 +106,33 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
 
     Args:
         sample_bytes: size of the larger sample, in bytes of the sources' files.
-        budget_seconds: what the samples may take; then what is not measured is said to be so.
+        budget_seconds: time limit of the samples; stages not measured by then get an `error`.
 
     Returns:
         `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage `seconds`, `memory_bytes`,
-        `disk_bytes` and what they are `from`, or `error`; `totals`;
-        `took_seconds`; `available`: memory and disk of this machine; `refusals`: sentences about what does not fit;
-        `lsh`: the share of pairs that become candidates by their similarity.
+        `disk_bytes` and their origin `from`, or `error`; `totals`; `took_seconds`; `available`: memory and disk of this
+        machine; `refusals`: sentences about requirements that do not fit; `lsh`: share of pairs that become
+        candidates, by similarity.
     """
     started = time.monotonic()
-    small, large = _measure_both(session, sample_bytes, started + budget_seconds)
+    small, large = _run_samples(session, sample_bytes, started + budget_seconds)
     whole_bytes = large.whole_text or small.whole_text
     shard_bytes = session.manifest.ingest.shard_bytes
-    sampled = _stages(session)
+    sampled = _measurable_stages(session)
     stages = [
         from_samples(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
         for name in session.plan
     ]
-    known: list[dict[str, Any]] = [row for row in stages if "error" not in row]
+    predicted: list[dict[str, Any]] = [row for row in stages if "error" not in row]
     totals = {
-        "seconds": sum(row["seconds"] for row in known),
-        "memory_bytes": max((row["memory_bytes"] for row in known), default=0),
-        "disk_bytes": sum(row["disk_bytes"] for row in known),
+        "seconds": sum(row["seconds"] for row in predicted),
+        "memory_bytes": max((row["memory_bytes"] for row in predicted), default=0),
+        "disk_bytes": sum(row["disk_bytes"] for row in predicted),
     }
     available = {"memory_bytes": available_memory(), "disk_bytes": _free_disk(session.store.root)}
     return {
         "text_bytes": whole_bytes,
-        # The small sample ends sources without files early, and nothing says how much more they have.
+        # The small sample truncates sources without files, whose total size is unknown.
         "text_at_least": not large.text and any(map(is_python_source, _paths(session))),
         "sample_text_bytes": large.text or small.text,
         "took_seconds": time.monotonic() - started,
@@ -149,29 +149,29 @@ def _paths(session: Session) -> list[str]:
     return [source.path for source in session.manifest.document_sources.values()]
 
 
-def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[SampleRun, SampleRun]:
-    """Measure two samples; larger ones where a source's first document does not fit into its part.
+def _run_samples(session: Session, sample_bytes: int, deadline: float) -> tuple[SampleRun, SampleRun]:
+    """Measure two samples; larger ones if a source's first document does not fit into its part.
 
-    The second is left empty where its time would not suffice.
+    The second is left empty if the remaining time would not suffice.
     """
     for growth in range(MOST_GROWTH + 1):
-        wanted = sample_bytes * LARGER**growth
+        larger_bytes = sample_bytes * LARGER**growth
         with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
-            began = time.monotonic()
-            small = _measure(session, Path(folder) / "small", wanted // LARGER, deadline, whole_python=False)
+            round_started = time.monotonic()
+            small = _run_sample(session, Path(folder) / "small", larger_bytes // LARGER, deadline, whole_python=False)
             now = time.monotonic()
             if INGEST in small.errors and growth < MOST_GROWTH and now < deadline:
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
-            if now - began + (LARGER - 1) * work > deadline - now:
+            if now - round_started + (LARGER - 1) * work > deadline - now:
                 return small, SampleRun(0.0, 0.0, 0, {}, {})
-            return small, _measure(session, Path(folder) / "large", wanted, deadline, whole_python=True)
+            return small, _run_sample(session, Path(folder) / "large", larger_bytes, deadline, whole_python=True)
     raise AssertionError("the last round always returns")
 
 
 @dataclass(frozen=True)
 class SampleRun:
-    """What a run over a sample took, and how much larger the whole is."""
+    """Measurements of a run over a sample, and the size of the whole."""
 
     text: float
     whole_text: float
@@ -180,27 +180,27 @@ class SampleRun:
     errors: dict[str, str]
 
 
-def _stages(session: Session) -> list[str]:
-    """The stages that a sample of documents is enough for."""
-    found: list[str] = []
+def _measurable_stages(session: Session) -> list[str]:
+    """Return the stages that a sample of documents can measure."""
+    stages: list[str] = []
     for name, node in session.plan.items():
-        is_of_documents = bool(node.inputs) and set(node.inputs) <= set(found)
+        is_of_documents = bool(node.inputs) and set(node.inputs) <= set(stages)
         if name == INGEST or (is_of_documents and node.stage.pace is None):
-            found.append(name)
-    return found
+            stages.append(name)
+    return stages
 
 
-def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> SampleRun:
+def _run_sample(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> SampleRun:
     sample = take_sample(session.manifest, folder / "sources", sample_bytes, whole_python)
     shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16)
     ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
     manifest = sample.manifest.model_copy(update={"ingest": ingest})
     opened = Session(manifest, session.manifest_file, [], Store.at(folder / "store"), None, make_plan(manifest))
-    watch = ShardClock()
-    runner = opened.runner(watch)
-    found: dict[str, Measured] = {}
+    clock = ShardClock()
+    runner = opened.runner(clock)
+    stages: dict[str, Measured] = {}
     errors: dict[str, str] = {}
-    for stage in _stages(session):
+    for stage in _measurable_stages(session):
         try:
             with interrupted_at(deadline):
                 outcome = runner.run_stage(stage)
@@ -208,22 +208,22 @@ def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float,
             errors[stage] = str(error).splitlines()[0]
             break
         except OutOfTimeError:
-            errors[stage] = "the samples have used up their time: give more with --sample-seconds"
+            errors[stage] = "the samples have used up their time; allow more with --sample-seconds"
             break
-        made = outcome.folder.manifest()
-        disk = sum(file["bytes"] for file in made["files"].values())
-        found[stage] = Measured(
-            made["seconds"],
-            made.get("cost", {}).get("peak_memory_bytes", 0),
+        manifest_of_stage = outcome.folder.manifest()
+        disk = sum(file["bytes"] for file in manifest_of_stage["files"].values())
+        stages[stage] = Measured(
+            manifest_of_stage["seconds"],
+            manifest_of_stage.get("cost", {}).get("peak_memory_bytes", 0),
             disk,
-            min(watch.work_seconds(), made["seconds"]),
+            min(clock.work_seconds(), manifest_of_stage["seconds"]),
         )
-    return SampleRun(*_text_bytes(opened, sample), shard_bytes, found, errors)
+    return SampleRun(*_text_bytes(opened, sample), shard_bytes, stages, errors)
 
 
 @contextmanager
 def interrupted_at(deadline: float) -> Iterator[None]:
-    """Raise OutOfTimeError in what is done inside when the time has come; off the main thread, before it begins."""
+    """Raise OutOfTimeError inside the block at the deadline; in other threads, only before it starts."""
     if time.monotonic() >= deadline:
         raise OutOfTimeError
     if threading.current_thread() is not threading.main_thread():
@@ -243,47 +243,50 @@ def interrupted_at(deadline: float) -> Iterator[None]:
 
 
 def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
-    """A preparing stage's figures, from both samples, or from one, or why there are none."""
+    """Return a preparing stage's figures from both samples, from one, or the error."""
     if name in small.stages and name in large.stages:
         return extrapolate(name, small, large, whole, shard_bytes)
     run = small if name in small.stages else large
     if name in run.stages:
         return from_one_sample(name, run, whole)
-    told = {**small.errors, **large.errors}
-    return {"stage": name, "error": told.get(name) or f"not reached: {next(iter(told.values()), 'the sample ended')}"}
+    errors = {**small.errors, **large.errors}
+    return {
+        "stage": name,
+        "error": errors.get(name) or f"not reached: {next(iter(errors.values()), 'the sample ended')}",
+    }
 
 
 def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
-    """The figures from the pace at which one sample's shards were done; memory is what it took, or more."""
-    measured, times = run.stages[name], whole / max(run.text, 1.0)
+    """Extrapolate by the pace of one sample's shards; memory is the sample's, a lower bound."""
+    measured, factor = run.stages[name], whole / max(run.text, 1.0)
     return {
         "stage": name,
-        "seconds": measured.seconds + measured.work_seconds * (times - 1),
+        "seconds": measured.seconds + measured.work_seconds * (factor - 1),
         "memory_bytes": measured.memory_bytes,
-        "disk_bytes": int(measured.disk_bytes * times),
+        "disk_bytes": int(measured.disk_bytes * factor),
         "from": "one sample",
     }
 
 
 def _of_past(session: Session, name: str) -> dict[str, Any]:
-    """A later stage's figures, from the newest output that the same manifest has of it, or why there are none."""
-    made = [
+    """Return a later stage's figures from the newest output of the same manifest, or the error."""
+    manifests = [
         folder.manifest()
         for stage, folder in session.store.outputs()
         if stage == name and folder.path.name.startswith(f"{session.manifest.name}--") and folder.state() == "committed"
     ]
-    if not made:
+    if not manifests:
         return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
-    newest = max(made, key=lambda manifest: manifest["started"])
-    before, now = newest["recipe"], session.plan[name].recipe
-    if before.get("model") != now.get("model"):
+    newest = max(manifests, key=lambda manifest: manifest["started"])
+    old_recipe, recipe = newest["recipe"], session.plan[name].recipe
+    if old_recipe.get("model") != recipe.get("model"):
         return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
-    times = 1.0
+    factor = 1.0
     for key in WORK_KEYS:
-        times *= now[key] / before[key] if now.get(key) and before.get(key) else 1.0
+        factor *= recipe[key] / old_recipe[key] if recipe.get(key) and old_recipe.get(key) else 1.0
     return {
         "stage": name,
-        "seconds": newest["seconds"] * times,
+        "seconds": newest["seconds"] * factor,
         "memory_bytes": newest.get("cost", {}).get("peak_memory_bytes", 0),
         "disk_bytes": sum(file["bytes"] for file in newest["files"].values()),
         "from": "a run before",
@@ -291,7 +294,7 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
 
 
 def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
-    """Bytes of text in the sample, and in the whole."""
+    """Return the bytes of text in the sample, and in the whole."""
     folder = opened.committed(INGEST)
     if folder is None:
         return 0.0, 0.0
@@ -300,7 +303,7 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
 
 
 def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
-    """The figures of two samples, drawn on to the whole: time by its text, memory by its shards, disk by its size."""
+    """Extrapolate two samples to the whole: time by text, memory by shard size, disk by text."""
     first, second = small.stages[name], large.stages[name]
     slope = max(second.seconds - first.seconds, 0.0) / max(large.text - small.text, 1.0)
     fixed = max(second.seconds - slope * large.text, 0.0)
@@ -315,7 +318,7 @@ def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, sha
 
 
 def _free_disk(root: Path) -> int | None:
-    """Free bytes where a local store is, or will be; None for a remote one."""
+    """Return the free bytes at a local store's location; None for a remote store."""
     from gristmill.core.files import is_local
 
     if not is_local(root):
@@ -325,19 +328,19 @@ def _free_disk(root: Path) -> int | None:
 
 
 def refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[str]:
-    """A sentence for everything that will not fit, with both numbers."""
-    found = []
+    """Return a sentence with both numbers for each requirement that does not fit."""
+    sentences = []
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
-        found.append(
-            f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
+        sentences.append(
+            f"memory: {_size(totals['memory_bytes'])} are needed, but {_size(available['memory_bytes'])} are "
             "free; lower ingest.shard_bytes or engine.workers"
         )
     if available["disk_bytes"] is not None and totals["disk_bytes"] > available["disk_bytes"]:
-        found.append(
-            f"disk: {_size(totals['disk_bytes'])} are needed and {_size(available['disk_bytes'])} are free; "
+        sentences.append(
+            f"disk: {_size(totals['disk_bytes'])} are needed, but {_size(available['disk_bytes'])} are free; "
             "give another --store, or run `gristmill gc`"
         )
-    return found
+    return sentences
 
 
 def _minhash(session: Session) -> MinHash | None:
@@ -345,7 +348,7 @@ def _minhash(session: Session) -> MinHash | None:
 
 
 def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
-    """The share of pairs of each Jaccard similarity that share a band: 1 - (1 - J^rows)^bands.
+    """Return the share of pairs that share a band, by Jaccard similarity: 1 - (1 - J^rows)^bands.
 
     Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4.
     """
@@ -354,16 +357,16 @@ def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
     return [{"jaccard": j, "found": 1.0 - (1.0 - j**section.rows) ** section.bands} for j in SIMILARITIES]
 
 
-def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
-    """Print what a run would cost."""
+def print_prediction(session: Session, prediction: Mapping[str, Any]) -> None:
+    """Print the predicted cost of a run."""
     console = plain_console()
-    least = "at least " if found["text_at_least"] else ""
+    least = "at least " if prediction["text_at_least"] else ""
     console.print(
         Text(
-            f"{least}{_size(found['text_bytes'])} of text, predicted from "
-            f"{_size(found['sample_text_bytes'])} "
+            f"{least}{_size(prediction['text_bytes'])} of text, predicted from "
+            f"{_size(prediction['sample_text_bytes'])} "
             f"with {session.manifest.engine.workers} workers on this machine, in "
-            f"{found['took_seconds']:.0f} s",
+            f"{prediction['took_seconds']:.0f} s",
             style="dim",
         )
     )
@@ -372,7 +375,7 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     for name in ("time", "memory", "disk"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("from", no_wrap=True)
-    for row in found["stages"]:
+    for row in prediction["stages"]:
         if "error" in row:
             table.add_row(row["stage"], "?", "?", "?", "")
         else:
@@ -383,9 +386,9 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
                 _size(row["disk_bytes"]),
                 Text(row["from"], style="dim"),
             )
-    totals = found["totals"]
+    totals = prediction["totals"]
     unknown: dict[str, list[str]] = {}
-    for row in found["stages"]:
+    for row in prediction["stages"]:
         if "error" in row:
             unknown.setdefault(row["error"], []).append(row["stage"])
     table.add_row(
@@ -398,9 +401,9 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     console.print(table)
     for error, stages in unknown.items():
         console.print(Text(f"? {', '.join(stages)}: {error}", style="yellow"))
-    for sentence in found["refusals"]:
+    for sentence in prediction["refusals"]:
         console.print(Text(sentence, style="red"))
-    _print_curve(console, _minhash(session), found["lsh"])
+    _print_curve(console, _minhash(session), prediction["lsh"])
 
 
 def _print_curve(console: Console, section: MinHash | None, curve: list[dict[str, float]]) -> None:

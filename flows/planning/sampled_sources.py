@@ -1,4 +1,4 @@
-"""A small copy of a manifest's sources, to measure what the whole would cost."""
+"""Sample of a manifest's sources, copied to measure the cost of the whole."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
 DOCUMENTS_OF_PYTHON = 300
-"""Sources that have no files are sampled by a number of documents."""
+"""Number of documents sampled from a source without files."""
 UNCUTTABLE = (".zip", ".tar", ".arrow", ".tgz")
-"""A part of such a file is not a file of its kind: it is taken whole."""
+"""Extensions of files that cannot be truncated and are copied whole."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Sample:
     """A smaller manifest over copies of parts of the sources.
 
     Attributes:
-        manifest: reads the copies.
-        bytes_taken: source -> bytes of its files that were copied; 0 for a source without files.
+        manifest: manifest that reads the copies.
+        bytes_taken: source -> bytes copied from its files; 0 for a source without files.
         bytes_in_all: source -> bytes of all its files.
     """
 
@@ -34,38 +34,38 @@ class Sample:
     bytes_in_all: Mapping[str, int]
 
     def factor(self, source: str) -> float:
-        """How many times the sample the whole source is."""
-        taken = self.bytes_taken[source]
-        return self.bytes_in_all[source] / taken if taken else 1.0
+        """Return the size of the whole source as a multiple of the sample."""
+        bytes_taken = self.bytes_taken[source]
+        return self.bytes_in_all[source] / bytes_taken if bytes_taken else 1.0
 
 
 def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_python: bool) -> Sample:
-    """Copy about so many bytes of the sources' files, each source in proportion to its size.
+    """Copy about `sample_bytes` of the sources' files, each source in proportion to its size.
 
-    Files are chosen by the hash of their names, so that a larger sample contains a smaller one. A file that is larger
-    than what is wanted is cut: the record at the cut is lost, which the sample's manifest allows.
+    Files are chosen by the hash of their names, so a larger sample contains a smaller one. A file larger than the
+    remaining budget is truncated: the record at the cut is lost, which the sample's manifest allows.
 
     Args:
         folder: receives the copies.
-        whole_python: read all of the sources that have no files, instead of DOCUMENTS_OF_PYTHON.
+        whole_python: read sources without files completely, instead of DOCUMENTS_OF_PYTHON documents.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
     listings = {name: find_files(name, source.model_dump()).files for name, source in manifest.document_sources.items()}
-    in_all = {name: sum(file.size for file in files) for name, files in listings.items()}
-    total = max(sum(in_all.values()), 1)
-    sources, taken = {}, {}
+    total_bytes = {name: sum(file.size for file in files) for name, files in listings.items()}
+    total = max(sum(total_bytes.values()), 1)
+    sources, copied_bytes = {}, {}
     for name, source in manifest.document_sources.items():
-        if not in_all[name]:
+        if not total_bytes[name]:
             limit = source.limit if whole_python else min(source.limit or DOCUMENTS_OF_PYTHON, DOCUMENTS_OF_PYTHON)
-            sources[name], taken[name] = source.model_copy(update={"limit": limit}), 0
+            sources[name], copied_bytes[name] = source.model_copy(update={"limit": limit}), 0
             continue
-        budget = max(int(sample_bytes * in_all[name] / total), 1)
-        taken[name] = _copy(listings[name], folder / name, budget)
+        budget = max(int(sample_bytes * total_bytes[name] / total), 1)
+        copied_bytes[name] = _copy(listings[name], folder / name, budget)
         sources[name] = _over_copies(source, folder / name)
     ingest = manifest.ingest.model_copy(update={"max_quarantined": 1.0})
-    return Sample(manifest.model_copy(update={"sources": sources, "ingest": ingest}), taken, in_all)
+    return Sample(manifest.model_copy(update={"sources": sources, "ingest": ingest}), copied_bytes, total_bytes)
 
 
 def _over_copies(source: Source, folder: Path) -> Source:
@@ -73,7 +73,7 @@ def _over_copies(source: Source, folder: Path) -> Source:
 
 
 def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
-    """Copy files, or the beginning of one, until the budget is met; returns the bytes of them that were used."""
+    """Copy files, and the beginning of the last one, up to the budget; return the bytes used."""
     used = 0
     for file in sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest()):
         used += _copy_part(file, folder / file.name, budget - used)
@@ -86,10 +86,10 @@ def _copy_part(file: SourceFile, target: Path, budget: int) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.size > budget and file.format == "parquet":
         return _copy_rows(file, target, budget)
-    wanted = file.size if file.format == OWN or file.name.endswith(UNCUTTABLE) else min(file.size, budget)
+    limit = file.size if file.format == OWN or file.name.endswith(UNCUTTABLE) else min(file.size, budget)
     with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
         copied = 0
-        while copied < wanted and (chunk := stream.read(min(1 << 20, wanted - copied))):
+        while copied < limit and (chunk := stream.read(min(1 << 20, limit - copied))):
             sink.write(chunk)  # type: ignore[arg-type]
             copied += len(chunk)
     return max(copied, 1)
@@ -103,8 +103,8 @@ def _copy_rows(file: SourceFile, target: Path, budget: int) -> int:
 
     with open_parquet(as_path(file.location)) as table:
         rows = table.metadata.num_rows
-        wanted = max(1, rows * budget // file.size)
-        first = next(table.iter_batches(batch_size=wanted, use_threads=False), None)
+        num_rows = max(1, rows * budget // file.size)
+        first = next(table.iter_batches(batch_size=num_rows, use_threads=False), None)
         if first is None:
             return max(file.size, 1)
         pq.write_table(pa.Table.from_batches([first]), str(target), compression="zstd")

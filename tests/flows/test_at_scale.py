@@ -50,12 +50,12 @@ def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said(
     ]
     assert max(one.memory_bytes for one in before) < 1.2e9
     assert [one.partitions for one in before] == [128, 1024, 4096]
-    assert not any("these grow" in sentence for sentence in breaks_of(Extent(1e9, 200, shard_bytes=256_000_000)))
+    assert not any("each grows" in sentence for sentence in breaks_of(Extent(1e9, 200, shard_bytes=256_000_000)))
     broken = [*breaks_of(Extent(1e10, 3000))]
     told = [sentence.split(":")[0] for sentence in broken]
     assert told == ["dedup", "mix", "mix", "mix", "explain", "1,875,000 document shards"]
-    assert "from 1.1e+09 documents on there are no more than 4,096 partitions of keys" in broken[0]
-    assert "from 6.0e+09 documents on there are no more than 4,096 segments" in broken[1]
+    assert "above 1.1e+09 documents the 4,096 partitions of keys are at their maximum number" in broken[0]
+    assert "above 6.0e+09 documents the 4,096 segments are at their maximum number" in broken[1]
 
 
 @pytest.mark.parametrize("documents", [1e5, 1e7, 1e9, 1e10, 1e11])
