@@ -1,7 +1,7 @@
-"""What every command shares: the application, its common options, how a manifest is opened, how an error ends.
+"""The Typer application, the options that commands share, the opening of manifests, and the handling of errors.
 
-The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py` brings them together. Everything
-heavy is imported inside the commands, so that `gristmill --help` answers at once.
+The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py` imports them all. Heavy modules
+are imported inside the commands, so that `gristmill --help` answers at once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 STORAGE_LIBRARIES = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs")
-"""Libraries behind fsspec's URLs, whose errors say what the store refused."""
+"""Libraries of fsspec's object stores; their errors are shown as messages, without a traceback."""
 
 
 class WholeSentences(TyperGroup):
-    """A group whose help shows what each command does to the end of its sentence, on several lines if need be, under
-    the headings of `command_groups`."""
+    """Command group whose help wraps the description of each command instead of truncating it, under the headings of
+    `command_groups`."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what the machine around it refuses (a path, a disk, a network) ends it with a sentence."""
+        """Run the command; an error of a path, a disk or a network ends it with a message instead of a traceback."""
         try:
             with masked_output():
                 return super().invoke(ctx)
@@ -49,33 +49,35 @@ class WholeSentences(TyperGroup):
             fail(sentence, EXIT_USAGE)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command, whose help ends in an example."""
+        """Return a command, with an example at the end of its help."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and cmd_name in EXAMPLES:
             command.epilog = f"\b\nExample:\n  {EXAMPLES[cmd_name]}"
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, by groups if they are in any. Typer keeps the classes of both arguments to itself."""
+        """Write the commands under the headings of their groups. The types of both arguments are private to Typer."""
         names = self.list_commands(ctx)
-        found = {name: command for name in names if (command := self.get_command(ctx, name)) and not command.hidden}
-        grouped = {title: [name for name in commands if name in found] for title, commands in GROUPS.items()}
-        others = [name for name in found if not any(name in of_one for of_one in grouped.values())]
-        for title, of_one in (*grouped.items(), ("Commands", others)):
-            if of_one:
+        commands = {name: command for name in names if (command := self.get_command(ctx, name)) and not command.hidden}
+        grouped = {
+            title: [name for name in grouped_names if name in commands] for title, grouped_names in GROUPS.items()
+        }
+        ungrouped = [name for name in commands if not any(name in group_names for group_names in grouped.values())]
+        for title, group_names in (*grouped.items(), ("Commands", ungrouped)):
+            if group_names:
                 with formatter.section(title):
-                    formatter.write_dl([(name, found[name].get_short_help_str(limit=1000)) for name in of_one])
+                    formatter.write_dl([(name, commands[name].get_short_help_str(limit=1000)) for name in group_names])
 
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Print nothing inside that is a credential of this command's manifest, settings or store."""
-    before = sys.stdout, sys.stderr
+    """Mask credentials of the manifest, settings and store in everything printed inside the context."""
+    streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast(TextIO, MaskedStream(sys.stdout)), cast(TextIO, MaskedStream(sys.stderr, True))
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 app = typer.Typer(
@@ -103,7 +105,7 @@ def options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """What comes before a command."""
+    """Define the options that precede a command."""
 
 
 ManifestArgument = Annotated[
@@ -141,7 +143,7 @@ def open_or_exit(
     verify_inputs: bool = False,
     allow_code: bool = False,
 ) -> Session:
-    """Open a manifest, or print everything that is wrong with it and exit with code 2."""
+    """Open a manifest, or print all its problems and exit with code 2."""
     from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.running.session import open_session
@@ -159,7 +161,7 @@ def open_or_exit(
 
 
 def open_store(location: str | None) -> Any:
-    """The store that an option, the environment or the default names, or exit with code 2."""
+    """Open the store named by the option, the environment or the default, or exit with code 2."""
     from gristmill.core.store import StoreLocationError, store_at
 
     try:
@@ -169,25 +171,27 @@ def open_store(location: str | None) -> Any:
 
 
 def out_file(option: str, path: Path) -> Path:
-    """A file to write, or exit with code 2 before any work where a folder is in its place."""
+    """Return the path of a file to write, or exit with code 2 if it is a folder."""
     if path.is_dir():
-        fail(f"{option} {path}: that is a folder; name a file, such as {path / 'FILE'}", EXIT_USAGE)
+        fail(f"{option} {path} is a folder; name a file, such as {path / 'FILE'}", EXIT_USAGE)
     return path
 
 
-def refuse_without(context: typer.Context, needed: str, options: Sequence[str]) -> None:
-    """Exit with code 2 where options are given that mean nothing without another one, which is not."""
-    given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if given:
+def refuse_without(context: typer.Context, required_option: str, options: Sequence[str]) -> None:
+    """Exit with code 2 if one of `options`, which have no effect without `required_option`, was given."""
+    given_options = [
+        name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given_options:
         fail(
-            f"{', '.join('--' + name.replace('_', '-') for name in given)}: this belongs to {needed}; give that too",
+            f"{', '.join('--' + name.replace('_', '-') for name in given_options)}: only valid with {required_option}; add it",
             EXIT_USAGE,
         )
 
 
 def why_refused(error: Exception) -> str | None:
-    """What to tell of an error of a file system, network or object store, or of a library that an extra of this package
-    brings and nobody has installed; None for any other error."""
+    """Return the message of an error of a file system, network or object store, or of a missing library of one of this
+    package's extras; None for any other error."""
     if isinstance(error, ImportError):
         from gristmill.flows.running.missing_libraries import EXTRA_OF, sentence_of
 
@@ -197,20 +201,20 @@ def why_refused(error: Exception) -> str | None:
         from gristmill.core.files import TEMPORARY_MARK
 
         name = error.filename2 or error.filename
-        # What is written aside is of no interest; what it is for is.
-        place = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
+        # Name the target file, not the temporary file that stands in for it.
+        location = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
         return (
-            f"{place}{error.strerror.lower()}; correct the path, its permissions or what is in its way, and start again"
+            f"{location}{error.strerror.lower()}; correct the path, its permissions or what blocks it, and run it again"
         )
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
-        said = " ".join(str(error).split()) or type(error).__name__
-        return f"a file or store cannot be used: {said}; correct the address or the access to it, and start again"
+        detail = " ".join(str(error).split()) or type(error).__name__
+        return f"a file or store cannot be used: {detail}; correct its address or your access to it, and run it again"
     return None
 
 
 @contextmanager
 def training_several() -> Iterator[None]:
-    """Within it what ends several trainings becomes a sentence and an exit code."""
+    """Turn the errors of sweeps and ladders into a message and an exit code."""
     from gristmill.core.lease import LeaseLostError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.sweeps.grid import SweepError
@@ -235,7 +239,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; characters that a terminal might obey are escaped, which a reader undoes."""
+    """Print a value as JSON; control characters that a terminal would interpret are escaped."""
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str).translate(_ESCAPES))
 
 

@@ -15,7 +15,7 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, o
 @app.command()
 def bench(
     area: Annotated[
-        str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...; or floors, see below.")
+        str, typer.Argument(help="Area to measure: dataprep, quality, tokenize, train, ...; or floors, see below.")
     ],
     as_json: JsonOption = False,
     markdown: Annotated[
@@ -24,20 +24,22 @@ def bench(
     points: Annotated[
         int | None, typer.Option(metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="For chaos: seed of places and kinds of kills.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="For chaos: seed of the points and kinds of kills.")
+    ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For bounds, chain and chaos: the folder to work in; chaos resumes in it."),
+        typer.Option(metavar="DIR", help="For bounds, chain and chaos: working folder; chaos resumes in it."),
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(metavar="N", help="For chaos: points at the same time; 2 if absent.", min=1)
+        int | None, typer.Option(metavar="N", help="For chaos: number of concurrent points; 2 if absent.", min=1)
     ] = None,
     documents: Annotated[
         list[int] | None,
         typer.Option(
             metavar="N",
-            help="For bounds: how many documents of 200 bytes; 30 million if absent. For chain: of a "
-            "corpus, may be repeated; 5000 and 70000 if absent.",
+            help="For bounds: number of documents of 200 bytes; 30 million if absent. For chain: documents of a "
+            "corpus, may be given several times; 5000 and 70000 if absent.",
             min=10,
         ),
     ] = None,
@@ -51,8 +53,8 @@ def bench(
     bytes. The area `bounds` takes an hour; `--documents 1000000` takes minutes. The area `chain` compares raw JSONL to
     packed shards with others' chains.
 
-    `floors` measures a short form of the areas, holds each row against the floor that stands beside its measurement,
-    and names those that fell; the exit code is 1 if there are any.
+    `floors` measures a short form of the areas, compares each row with the floor beside its measurement, and lists the
+    rows below their floors; the exit code is 1 if there are any.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 
@@ -62,10 +64,10 @@ def bench(
     if area == "floors":
         raise typer.Exit(0 if areas.print_floors(as_json) else 1)
     if area not in areas.AREAS:
-        nearest = did_you_mean(area, areas.AREAS) or ";"
-        fail(f"no such area: {area}{nearest} areas are floors, {', '.join(areas.AREAS)}", EXIT_USAGE)
+        suggestion = did_you_mean(area, areas.AREAS) or ";"
+        fail(f"no such area: {area}{suggestion} areas are floors, {', '.join(areas.AREAS)}", EXIT_USAGE)
     sizes = documents if area == "chain" or not documents else documents[-1]
-    given = {
+    area_options = {
         "points": points,
         "seed": seed,
         "folder": folder,
@@ -73,18 +75,18 @@ def bench(
         "documents": sizes,
         "flame": flame,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in area_options.items() if value is not None}
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):
-            known = " and ".join(one for one, names in areas.OPTIONS.items() if name in names)
-            fail(f"--{name.replace('_', '-')} belongs to the area {known}", EXIT_USAGE)
+            owners = " and ".join(owner for owner, names in areas.OPTIONS.items() if name in names)
+            fail(f"--{name.replace('_', '-')} belongs to the area {owners}", EXIT_USAGE)
     if flame is not None:
         out_file("--flame", flame)
     areas.print_rows(area, as_json, markdown, **options)
 
 
 def areas_of_checkout() -> Any:
-    """The module `benchmarks.areas`, which lies beside the package in a checkout and is not installed."""
+    """Import the module `benchmarks.areas`, which is in a checkout and not in the installed package."""
     import gristmill.mixtures
 
     root = Path(gristmill.mixtures.__path__[0]).parent

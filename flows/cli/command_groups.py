@@ -1,4 +1,4 @@
-"""What `gristmill --help` shows of each command: under which heading it stands, and an example of its use."""
+"""Headings of the commands in `gristmill --help`, and an example of each command."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "bench": "gristmill bench dataprep",
     },
 }
-"""Heading -> command -> example, in the order in which they are shown."""
+"""Heading -> command -> example, in the order of the help."""
 EXAMPLES = {name: example for commands in GROUPS.values() for name, example in commands.items()}
 EXAMPLES["sweep"] = EXAMPLES["mixtures"]

@@ -1,7 +1,7 @@
-"""What the shell completes: stages, runs of the store, manifests, and keys of the manifest for --set.
+"""Shell completion of stages, runs of the store, manifests, and keys of the manifest for --set.
 
-Each function is given what stands before the cursor, and imports only what it needs: a shell waits for the answer.
-`gristmill --install-completion` sets a shell up.
+Each function gets the text before the cursor, and imports only what it needs, because the shell waits for it.
+`gristmill --install-completion` sets up a shell.
 """
 
 from __future__ import annotations
@@ -15,50 +15,52 @@ from typing import Any, get_args
 import typer
 
 MOST_RUNS = 50
-"""The newest so many are offered."""
+"""Number of newest runs that are offered."""
 Offer = tuple[str, str]
-"""What may stand there, and a few words on it, which zsh and fish show."""
+"""A completion and its description, which zsh and fish show."""
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """YAML files, and folders on the way to them; behind the first letter also the manifests that have names."""
+    """Complete YAML files and folders, and after the first character also named manifests."""
     from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, recipe_names
 
-    named = [name for name in (DEMO, *(PREFIX + recipe for recipe in recipe_names())) if name.startswith(incomplete)]
-    folder, _, begun = incomplete.rpartition("/")
-    place = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
+    named_manifests = [
+        name for name in (DEMO, *(PREFIX + recipe for recipe in recipe_names())) if name.startswith(incomplete)
+    ]
+    folder, _, prefix = incomplete.rpartition("/")
+    folder_path = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
     try:
-        entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder_path), key=lambda entry: entry.name)
     except OSError:
-        return named if incomplete else []
-    at = incomplete[: len(incomplete) - len(begun)]
-    found = []
+        return named_manifests if incomplete else []
+    folder_prefix = incomplete[: len(incomplete) - len(prefix)]
+    completions = []
     for entry in entries:
-        if not entry.name.startswith(begun) or (entry.name.startswith(".") and not begun):
+        if not entry.name.startswith(prefix) or (entry.name.startswith(".") and not prefix):
             continue
         if entry.is_dir():
-            found.append(f"{at}{entry.name}/")
+            completions.append(f"{folder_prefix}{entry.name}/")
         elif entry.name.endswith((".yaml", ".yml")):
-            found.append(at + entry.name)
-    return found + (named if incomplete else [])
+            completions.append(folder_prefix + entry.name)
+    return completions + (named_manifests if incomplete else [])
 
 
 def complete_recipe(incomplete: str) -> list[Offer]:
-    """Recipes, with what each is for."""
+    """Complete recipes, with their descriptions."""
     from gristmill.mixtures.recipes.named_recipes import describe_recipe, recipe_names
 
     return [(name, describe_recipe(name)) for name in recipe_names() if name.startswith(incomplete)]
 
 
 def complete_stage(incomplete: str) -> list[str]:
-    """Stages, in the order in which they run."""
+    """Complete stages, in the order in which they run."""
     from gristmill.flows.stages.registry import STAGES
 
     return [name for name in STAGES if name.startswith(incomplete)]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Runs of the store, the newest first, with how they ended."""
+    """Complete runs of the store, newest first, with their state and manifest."""
     import json
 
     from gristmill.core.store import StoreLocationError, store_at
@@ -68,43 +70,45 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
         names = sorted((path.name for path in folder.iterdir() if path.name.startswith(incomplete)), reverse=True)
     except (OSError, StoreLocationError):
         names = []
-    found = [("last", "the newest run")] if "last".startswith(incomplete) else []
+    offers = [("last", "the newest run")] if "last".startswith(incomplete) else []
     for name in names[:MOST_RUNS]:
         try:
             record = json.loads((folder / name / "run.json").read_text())
-        except (OSError, ValueError):  # it is being written, or never was
+        except (OSError, ValueError):  # the run has just started, or has no record
             continue
-        found.append((name, f"{record['state']}, {Path(record['manifest_file']).name}"))
-    return found
+        offers.append((name, f"{record['state']}, {Path(record['manifest_file']).name}"))
+    return offers
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Keys of the manifest, as `--set` takes them; behind an equals sign the values, where they can be counted."""
-    key, equals, begun = incomplete.partition("=")
+    """Complete keys of the manifest for `--set`; after an equals sign the values of a key with finitely many."""
+    key, equals, prefix = incomplete.partition("=")
     offers = {**manifest_keys(), **source_keys(ctx.params.get("manifest"))}
     if equals:
-        return [(f"{key}={value}", "") for value in offers.get(key, ("", ()))[1] if value.startswith(begun)]
-    return [(name, words) for name, (words, _) in offers.items() if name.startswith(incomplete)]
+        return [(f"{key}={value}", "") for value in offers.get(key, ("", ()))[1] if value.startswith(prefix)]
+    return [(name, description) for name, (description, _) in offers.items() if name.startswith(incomplete)]
 
 
 @cache
 def manifest_keys() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Every key of a manifest, but those below the name of a source: its first sentence, and its possible values."""
+    """Return the first sentence and the possible values of every manifest key except those of a source."""
     from gristmill.flows.stages.registry import STAGES
     from gristmill.mixtures.load import short_key
     from gristmill.mixtures.manifest import Manifest
 
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    keys: dict[str, tuple[str, tuple[str, ...]]] = {}
     for name, stage in STAGES.items():
         if stage.section is not None:
-            # The rules have a short form of their own.
-            found.update((short_key(key), told) for key, told in _keys(stage.section, f"{name}."))
-    found.update({name: told for name, told in _keys(Manifest, "") if not name.startswith(("prepare", "sources"))})
-    return found
+            # Keys of the rules have a short form.
+            keys.update((short_key(key), key_info) for key, key_info in _keys(stage.section, f"{name}."))
+    keys.update(
+        {name: key_info for name, key_info in _keys(Manifest, "") if not name.startswith(("prepare", "sources"))}
+    )
+    return keys
 
 
 def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The keys of the sources that a manifest has; none while it is not written yet, or cannot be read."""
+    """Return the keys of the manifest's sources, or nothing if the manifest cannot be read."""
     import yaml
 
     from gristmill.mixtures.recipes.named_recipes import manifest_file
@@ -116,23 +120,25 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
         names = [str(name) for name in raw["sources"]]
     except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
         return {}
-    return {f"sources.{name}.{key}": told for name in names for key, told in _keys(Source, "")}
+    return {f"sources.{name}.{key}": key_info for name in names for key, key_info in _keys(Source, "")}
 
 
-def _keys(model: Any, at: str, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """The keys of a section and of those in it; one that holds itself, as what a mixture continues, is not entered."""
+def _keys(
+    model: Any, prefix: str, ancestors: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+    """Yield the keys of a section and its subsections; a section that contains itself is not entered twice."""
     from gristmill.flows.authoring.manifest_reference import alternatives
     from gristmill.mixtures.base import docstrings
 
     for name, field in model.model_fields.items():
-        inner = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
-        if inner in (model, *around):
+        submodel = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
+        if submodel in (model, *ancestors):
             continue
-        if inner is not None and not _is_list(field.annotation):
-            yield from _keys(inner, f"{at}{name}.", (*around, model))
+        if submodel is not None and not _is_list(field.annotation):
+            yield from _keys(submodel, f"{prefix}{name}.", (*ancestors, model))
             continue
         values = tuple(str(value) for part in alternatives(field.annotation) for value in _values(part))
-        yield f"{at}{name}", (_first_sentence(docstrings(model).get(name, "")), values)
+        yield f"{prefix}{name}", (_first_sentence(docstrings(model).get(name, "")), values)
 
 
 def _is_list(annotation: Any) -> bool:

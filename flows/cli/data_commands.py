@@ -1,4 +1,4 @@
-"""The commands about manifests, mixtures and what leaves: `new`, `schema`, `mixtures sweep`, `export-tokens`,
+"""Commands for manifests, mixtures and exports: `new`, `schema`, `mixtures sweep`, `export-tokens`,
 `export-documents`."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def new(
         typer.Option(
             metavar="[NAME=]PATH",
             help=(
-                "Data to look at: a file, glob, folder or URL; may be given several times. Without it you are asked."
+                "Data to look at: a file, glob, folder or URL; may be given several times. Without it, you are prompted."
             ),
         ),
     ] = None,
@@ -57,7 +57,7 @@ def new(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens to train on; by default an estimate of what the data has.", min=20_000),
+        typer.Option(metavar="N", help="Tokens to train on; by default the estimated size of the data.", min=20_000),
     ] = None,
     train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
     fineweb2: Annotated[
@@ -74,9 +74,7 @@ def new(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=(
-                "Write a copy of a recipe (see: gristmill recipes) instead; --source NAME=PATH sets its sources' paths."
-            ),
+            help=("Write a copy of a recipe (see: gristmill recipes); --source NAME=PATH sets the path of its source."),
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -89,10 +87,10 @@ def new(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An existing tokenizer.json, instead of one that is trained on the data."),
+        typer.Option(metavar="FILE", help="An existing tokenizer.json, instead of one trained on the data."),
     ] = None,
 ) -> None:
-    """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
+    """Write a manifest for your data, with the formats, fields, weights and sizes found by looking at the files."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.fineweb2_settings import SettingsError, read_settings
     from gristmill.flows.authoring.look_at_data import look_at
@@ -103,33 +101,33 @@ def new(
     if recipe is not None:
         write_recipe(recipe, file, source or [])
         return
-    asked = not source
+    is_interactive = not source
     looks: dict[str, Look] = {}
     paths: dict[str, str] = {}
 
-    def take(given: str) -> str:
+    def add_source(path_option: str) -> str:
         """Look at one source, and return its name."""
-        before, equals, after = given.partition("=")
+        prefix, equals, given_path = path_option.partition("=")
         # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
-        named = bool(equals) and "/" not in before
-        path = after if named else given
-        if not path or (named and not before):
-            raise SourceError(f"--source {given!r}: give a path, or NAME=PATH")
-        chosen = before if named else source_name(path, list(looks))
-        if chosen in looks:
-            raise SourceError(f"source {chosen!r} is given twice; give one of them another name: NAME=PATH")
-        looks[chosen], paths[chosen] = look_at(chosen, anchored(path)), path
-        typer.echo(f"{chosen}: {describe(looks[chosen])}")
-        return chosen
+        has_name = bool(equals) and "/" not in prefix
+        path = given_path if has_name else path_option
+        if not path or (has_name and not prefix):
+            raise SourceError(f"--source {path_option!r}: give a path, or NAME=PATH")
+        label = prefix if has_name else source_name(path, list(looks))
+        if label in looks:
+            raise SourceError(f"source {label!r} is given twice; rename one of them: NAME=PATH")
+        looks[label], paths[label] = look_at(label, anchored(path)), path
+        typer.echo(f"{label}: {describe(looks[label])}")
+        return label
 
     try:
         if fineweb2 and language:
-            raise SettingsError("--fineweb2 says which languages are kept, and so does --language; give one of them")
+            raise SettingsError("--fineweb2 and --language both set the languages to keep; give one of them")
         settings = read_settings(fineweb2 or [])
-        for given in source or []:
-            take(given)
-        if asked:
-            ask_for_sources(take)
+        for path_option in source or []:
+            add_source(path_option)
+        if is_interactive:
+            ask_for_sources(add_source)
             name = name or typer.prompt("Name of the run", default=next(iter(looks)))
             if not language and not settings:
                 language = typer.prompt(
@@ -148,10 +146,12 @@ def new(
             None if tokenizer is None else read_tokenizer(tokenizer.expanduser(), path_in(target, str(tokenizer))),
         )
         text = write_manifest(
-            wishes, {one: place_in(target, given, looks[one]) for one, given in paths.items()}, str(target)
+            wishes,
+            {label: place_in(target, path_option, looks[label]) for label, path_option in paths.items()},
+            str(target),
         )
     except typer.Abort:
-        fail("nothing was written; without answers, say where the data is: gristmill new --source PATH", EXIT_USAGE)
+        fail("nothing was written; to skip the questions, give the data: gristmill new --source PATH", EXIT_USAGE)
     except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
         fail(f"{error}\nnothing was written", EXIT_USAGE)
     save_manifest(target, text)
@@ -159,25 +159,25 @@ def new(
 
 
 def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None:
-    """Write a copy of a recipe with the sources' paths as they are given, or exit with code 2."""
+    """Write a copy of a recipe with the given paths of its sources, or exit with code 2."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError, set_keys
     from gristmill.mixtures.load import ManifestError, parse_manifest
     from gristmill.mixtures.recipes.named_recipes import needs_of_recipe, recipe_file
     from gristmill.mixtures.yaml_text import did_you_mean, parse_yaml
 
     try:
-        found = recipe_file(recipe)
-        text = found.read_text(encoding="utf-8")
+        recipe_path = recipe_file(recipe)
+        text = recipe_path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         fail(f"--recipe: {error}", EXIT_USAGE)
-    target, known = file or Path(found.name), list(parse_yaml(text).get("sources", {}))
+    target, source_names = file or Path(recipe_path.name), list(parse_yaml(text).get("sources", {}))
     values: dict[tuple[str, ...], str] = {}
-    for given in sources:
-        name, _, path = given.partition("=")
-        if not path or name not in known:
+    for argument in sources:
+        name, _, path = argument.partition("=")
+        if not path or name not in source_names:
             fail(
-                f"--source {given!r}: write NAME=PATH{did_you_mean(name, known) or ';'} the recipe "
-                + (f"has the sources {', '.join(known)}" if known else "has no sources"),
+                f"--source {argument!r}: write NAME=PATH{did_you_mean(name, source_names) or ';'} the recipe "
+                + (f"has the sources {', '.join(source_names)}" if source_names else "has no sources"),
                 EXIT_USAGE,
             )
         values["sources", name, "path"] = path_in(target, path)
@@ -188,33 +188,33 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
         fail(str(error), EXIT_USAGE)
     save_manifest(target, text)
     typer.echo(
-        f"written: {target}\nneeds: {needs_of_recipe(found.stem)}\n"
+        f"written: {target}\nneeds: {needs_of_recipe(recipe_path.stem)}\n"
         f"look at it, then: gristmill plan {target}\n{'':17} gristmill run {target}"
     )
 
 
 def anchored(path: str) -> str:
-    """A path as a manifest in any folder may have it."""
+    """Return a path that is valid in a manifest in any folder."""
     return path if "://" in path else str(Path(path).expanduser().resolve())
 
 
-def place_in(manifest: Path, given: str, look: Look) -> Look:
-    """What was seen, with the path as the manifest is to have it."""
-    return replace(look, path=path_in(manifest, given))
+def place_in(manifest: Path, path: str, look: Look) -> Look:
+    """Return a look with its path as written in the manifest."""
+    return replace(look, path=path_in(manifest, path))
 
 
-def path_in(manifest: Path, given: str) -> str:
-    """A path as a manifest is to have it: a relative one is relative to the manifest's folder.
+def path_in(manifest: Path, path: str) -> str:
+    """Return a path as written in a manifest: a relative path becomes relative to the manifest's folder.
 
-    An absolute path and a URL stay as they were given, so that a folder with data and manifest can be moved whole.
+    Absolute paths and URLs stay absolute; a folder with both data and manifest can be moved.
     """
-    if "://" in given or given.startswith(("/", "~")):
-        return anchored(given)
-    return os.path.relpath(anchored(given), manifest.expanduser().resolve().parent)
+    if "://" in path or path.startswith(("/", "~")):
+        return anchored(path)
+    return os.path.relpath(anchored(path), manifest.expanduser().resolve().parent)
 
 
 def save_manifest(target: Path, text: str) -> None:
-    """Write a manifest where no file is yet, or exit with code 2."""
+    """Write a new manifest, or exit with code 2 if the file exists or cannot be written."""
     try:
         with target.open("x", encoding="utf-8") as sink:
             sink.write(text)
@@ -224,25 +224,25 @@ def save_manifest(target: Path, text: str) -> None:
         fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
 
 
-def ask_for_sources(take: Callable[[str], str]) -> None:
-    """Ask for paths until there is one and no more come; what cannot be read is asked for again."""
+def ask_for_sources(add_source: Callable[[str], str]) -> None:
+    """Prompt for paths until an empty answer follows at least one source; unreadable paths are prompted for again."""
     from gristmill.dataprep.reading.sources import SourceError
 
-    found = 0
+    num_sources = 0
     while True:
-        question = "Where is your data? (file, glob, folder or URL)" if not found else "More data? (empty: no)"
-        given = typer.prompt(question, default=None if not found else "", show_default=False)
-        if not given:
+        question = "Where is your data? (file, glob, folder or URL)" if not num_sources else "More data? (empty: no)"
+        path = typer.prompt(question, default=None if not num_sources else "", show_default=False)
+        if not path:
             return
         try:
-            take(given)
-            found += 1
+            add_source(path)
+            num_sources += 1
         except SourceError as error:
             typer.echo(f"  {error}")
 
 
 def describe(look: Look) -> str:
-    """What was seen of a source, in one line."""
+    """Describe a look at a source in one line."""
     from gristmill.flows.authoring.look_at_data import size
 
     parts = [f"{look.files:,} file{'s' if look.files != 1 else ''}, {size(look.stored_bytes)}"]
@@ -259,7 +259,10 @@ def describe(look: Look) -> str:
 def schema(
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the reference to this folder instead, a Markdown page per section."),
+        typer.Option(
+            metavar="DIR",
+            help="Write the reference to this folder, one Markdown page per section, instead of the schema.",
+        ),
     ] = None,
 ) -> None:
     """Print the manifest's JSON Schema, for editors."""
@@ -303,14 +306,14 @@ def sweep(
         str,
         typer.Option(
             metavar="KEY=VALUE,...",
-            help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
+            help="Settings of the proxy's model that differ from 2 layers of width 128 with 4 heads.",
         ),
     ] = "",
     target: Annotated[
         str,
         typer.Option(
             metavar="NAME=SHARE,...",
-            help="How much each source, or task of pretrain.tasks, counts.  [default: weights]",
+            help="Share of each source, or task of pretrain.tasks, in the objective.  [default: weights]",
         ),
     ] = "",
     set_: SetOption = None,
@@ -326,26 +329,34 @@ def sweep(
 
     session = open_or_exit(manifest, set_, store)
     with training_several():
-        chosen = pairs("--model", model)
-        planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
-        outcomes = launch_sweep(
-            planned, weights, steps, chosen, set_ or [], tracked=not no_ui, output=sys.stderr if as_json else sys.stdout
+        model_settings = pairs("--model", model)
+        planned = plan_sweep(
+            manifest, weights, steps, seeds, model_settings, set_ or [], store, pairs("--target", target)
         )
-        found = analyse(planned, outcomes)
-    written = write_results(session.manifest_file, found)
-    print_json(found) if as_json else print_results(found)
+        outcomes = launch_sweep(
+            planned,
+            weights,
+            steps,
+            model_settings,
+            set_ or [],
+            tracked=not no_ui,
+            output=sys.stderr if as_json else sys.stdout,
+        )
+        results = analyse(planned, outcomes)
+    written = write_results(session.manifest_file, results)
+    print_json(results) if as_json else print_results(results)
     for path in written:
         typer.echo(path, err=as_json)
-    raise typer.Exit(EXIT_STAGE_FAILED if found["failed"] else 0)
+    raise typer.Exit(EXIT_STAGE_FAILED if results["failed"] else 0)
 
 
 def pairs(option: str, text: str) -> dict[str, Any]:
-    """`a=1,b=2` as a mapping of numbers (true and false too), or exit with code 2."""
+    """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code 2."""
     import yaml
 
     from gristmill.mixtures.yaml_text import parse_yaml
 
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         try:
@@ -353,13 +364,13 @@ def pairs(option: str, text: str) -> dict[str, Any]:
         except yaml.YAMLError:
             number = None
         if not equals or not isinstance(number, int | float):
-            fail(f"{option}: {part!r} is not written NAME=NUMBER", EXIT_USAGE)
-        found[name.strip()] = number
-    return found
+            fail(f"{option}: {part!r} is not of the form NAME=NUMBER", EXIT_USAGE)
+        numbers[name.strip()] = number
+    return numbers
 
 
 class TokenFormat(StrEnum):
-    """What other trainers read."""
+    """Token formats of other trainers."""
 
     LLMC = "llmc"
     MEGATRON = "megatron"
@@ -369,7 +380,7 @@ class TokenFormat(StrEnum):
 
 
 class RowOrder(StrEnum):
-    """In which rows are written."""
+    """Order of exported rows."""
 
     TRAINED = "trained"
     STORED = "stored"
@@ -394,9 +405,9 @@ def export_tokens(
     ],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")],
     order: Annotated[
-        RowOrder, typer.Option(help="The order in which pre-training reads the rows, or in which they are stored.")
+        RowOrder, typer.Option(help="Order in which pre-training reads the rows, or in which they are stored.")
     ] = (RowOrder.TRAINED),
-    split: Annotated[SplitName, typer.Option(help="Training rows, or the held-out ones.")] = SplitName.TRAIN,
+    split: Annotated[SplitName, typer.Option(help="Training rows, or held-out rows.")] = SplitName.TRAIN,
     shard_tokens: Annotated[
         int, typer.Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1)
     ] = 100_000_000,
@@ -411,23 +422,23 @@ def export_tokens(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = export_from(session, form.value, out, order.value, split.value, shard_tokens)
+        summary = export_from(session, form.value, out, order.value, split.value, shard_tokens)
     except (NothingToExportError, ExportError, MissingLibraryError) as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     if as_json:
-        print_json(found)
+        print_json(summary)
         return
     typer.echo(
-        f"{found['tokens']:,} tokens of {found['documents']:,} document pieces in {found['rows']:,} rows, order "
-        f"{found['order']}, {found['dtype']}; {found['padding_left_out']:,} tokens of padding left out"
+        f"{summary['tokens']:,} tokens of {summary['documents']:,} document pieces in {summary['rows']:,} rows, order "
+        f"{summary['order']}, {summary['dtype']}; {summary['padding_left_out']:,} tokens of padding left out"
     )
-    typer.echo(f"{len(found['sha256'])} files in {out}; README.{form.value}.md says how to read them")
+    typer.echo(f"{len(summary['sha256'])} files in {out}; README.{form.value}.md says how to read them")
 
 
 class DocumentFormat(StrEnum):
-    """What documents are written as."""
+    """File formats of exported documents."""
 
     PARQUET = "parquet"
     JSONL = "jsonl"
@@ -455,7 +466,7 @@ def export_documents(
     where: Annotated[
         str | None,
         typer.Option(
-            metavar="SQL", help=("Only documents that meet a condition over the columns, e.g. \"language = 'de'\".")
+            metavar="SQL", help=("Only documents that satisfy a condition on the columns, e.g. \"language = 'de'\".")
         ),
     ] = None,
     columns: Annotated[
@@ -479,13 +490,13 @@ def export_documents(
     from gristmill.flows.running.terminal import TerminalObserver, plain_console
     from gristmill.mixtures.evaluation import Documents
 
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    column_names = None if columns is None else [name.strip() for name in columns.split(",")]
     try:
         section = Documents.model_validate(
             {
                 "format": form.value,
                 "where": where,
-                "columns": names,
+                "columns": column_names,
                 "dropped": dropped,
                 "shard_bytes": parse_bytes("--shard-size", shard_size),
             }
@@ -494,7 +505,7 @@ def export_documents(
         fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}", EXIT_USAGE)
     session, observer = open_or_exit(manifest, set_, store), TerminalObserver(plain_console(stderr=True))
     try:
-        found = publish(session, section, out, observer)
+        summary = publish(session, section, out, observer)
     except (NothingIngestedError, ExportError) as error:
         fail(str(error), EXIT_USAGE)
     except ConservationError as error:
@@ -506,30 +517,30 @@ def export_documents(
     finally:
         observer.stop_bar()
     if as_json:
-        print_json(found)
+        print_json(summary)
         return
-    size = sum(one["bytes"] for one in found["files"].values())
+    file_bytes = sum(file_info["bytes"] for file_info in summary["files"].values())
     typer.echo(
-        f"{found['documents']:,} documents with {found['text_bytes'] / 1e6:,.1f} MB of text in "
-        f"{len(found['files']):,} file{'s' if len(found['files']) != 1 else ''} ({size / 1e6:,.1f} MB)"
-        + ("" if found["is_new"] else "; they were written before, and nothing was done")
+        f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} MB of text in "
+        f"{len(summary['files']):,} file{'s' if len(summary['files']) != 1 else ''} ({file_bytes / 1e6:,.1f} MB)"
+        + ("" if summary["is_new"] else "; they were already written, so nothing changed")
     )
-    read = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
-    typer.echo(mask_text(f"{out}: {read}"))
+    hint = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
+    typer.echo(mask_text(f"{out}: {hint}"))
 
 
 SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """`256MB` as a number of bytes, or exit with code 2."""
+    """Parse a size such as `256MB` into bytes, or exit with code 2."""
     import re
 
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    unit = SIZE_UNITS.get(found[2].upper()) if found is not None else None
-    if found is None or unit is None or float(found[1]) * unit < 1:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    unit = SIZE_UNITS.get(match[2].upper()) if match is not None else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
         fail(
-            f"{option}: {text!r} is no size; write a number of bytes, or one with kB, MB or GB, such as 500MB",
+            f"{option}: {text!r} is not a size; write a number of bytes, or a number with kB, MB or GB, such as 500MB",
             EXIT_USAGE,
         )
-    return int(float(found[1]) * unit)
+    return int(float(match[1]) * unit)

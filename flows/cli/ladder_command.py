@@ -1,4 +1,4 @@
-"""The command `ladder`: what a training will come to, by smaller ones."""
+"""The command `ladder`: predict the loss of a training from smaller ones."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def ladder(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        ratios = [float(one) for one in tokens_per_parameter.split(",")]
+        ratios = [float(text) for text in tokens_per_parameter.split(",")]
     except ValueError:
-        fail(f"--tokens-per-parameter: {tokens_per_parameter!r} is not numbers with commas between", EXIT_USAGE)
+        fail(
+            f"--tokens-per-parameter: {tokens_per_parameter!r} is not a list of numbers separated by commas", EXIT_USAGE
+        )
     with training_several():
-        planned = plan_ladder(manifest, [one.strip() for one in sizes.split(",")], ratios, set_ or [], store)
-        found = analyse_ladder(planned, climb(planned, sys.stderr if as_json else sys.stdout))
-    written = write_ladder(session.manifest_file, found)
-    print_json(found) if as_json else print_ladder(found)
+        planned = plan_ladder(manifest, [text.strip() for text in sizes.split(",")], ratios, set_ or [], store)
+        results = analyse_ladder(planned, climb(planned, sys.stderr if as_json else sys.stdout))
+    written = write_ladder(session.manifest_file, results)
+    print_json(results) if as_json else print_ladder(results)
     for path in written:
         typer.echo(path, err=as_json)

@@ -1,4 +1,4 @@
-"""The command `look`: the first thing to run on data of one's own."""
+"""The command `look`: a first look at data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ def look(
     documents: Annotated[int, typer.Option(metavar="N", help="Maximum number of documents to read.", min=1)] = 1000,
     seconds: Annotated[
         float,
-        typer.Option(
-            metavar="S", help="Leave out measurements that a first look has not compiled after this time.", min=0
-        ),
+        typer.Option(metavar="S", help="Omit measurements whose kernels are not compiled after this time.", min=0),
     ] = 15.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at data in seconds: formats, languages, duplicates, what rule sets would keep, and a manifest for it."""
+    """Look at data in seconds: formats, languages, duplicates, shares kept by rule sets, and a manifest for it."""
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.measured_sample import measure_sample, print_look
@@ -33,9 +31,9 @@ def look(
     name = source_name(path, [])
     target = out or Path(f"{name}.yaml")
     try:
-        seen = look_at(name, anchored(path))
-        found = measure_sample(anchored(path), seen, documents, seconds)
-        manifest = write_manifest(Wishes(name), {name: place_in(target, path, seen)}, str(target))
+        source_look = look_at(name, anchored(path))
+        measurements = measure_sample(anchored(path), source_look, documents, seconds)
+        manifest = write_manifest(Wishes(name), {name: place_in(target, path, source_look)}, str(target))
     except SourceError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:
@@ -43,7 +41,7 @@ def look(
             {
                 "name": name,
                 **{
-                    key: getattr(seen, key)
+                    key: getattr(source_look, key)
                     for key in (
                         "path",
                         "formats",
@@ -56,12 +54,12 @@ def look(
                         "remarks",
                     )
                 },
-                **found,
+                **measurements,
                 "manifest": manifest,
             }
         )
     else:
-        print_look(name, seen, found, describe)
+        print_look(name, source_look, measurements, describe)
         typer.echo(f"\nManifest\n{manifest}")
     if out is not None:
         save_manifest(out, manifest)

@@ -1,4 +1,4 @@
-"""The command line, whole. Exit codes: 0 done, 1 a stage failed, 2 bad usage or manifest."""
+"""The command line with all commands. Exit codes: 0 done, 1 a stage failed, 2 bad usage or manifest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 
-# Each module registers its commands when it is imported; command_groups.py says how `gristmill --help` lists them.
+# Each module registers its commands when it is imported; command_groups.py has the order of `gristmill --help`.
 # isort: off
 import gristmill.flows.cli.run_commands
 import gristmill.flows.cli.recipe_commands
@@ -27,9 +27,9 @@ from gristmill.flows.cli.application import EXIT_INTERRUPTED, app
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     warnings.formatwarning = format_warning
-    # A closed pipe (`| head`) ends the printing, not the run's record with a traceback.
+    # A closed pipe (`| head`) ends the output without a traceback.
     try:
         app(standalone_mode=True)
     except KeyboardInterrupt:
@@ -38,14 +38,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     finally:
-        if "duckdb" not in sys.modules:  # which takes for leaked, and says so, what is not collected at the end
-            gc.freeze()  # or Python's end looks for garbage in all that was imported, 0.4 s long after a run
+        if "duckdb" not in sys.modules:  # DuckDB reports objects that are not collected at exit as leaks
+            gc.freeze()  # saves 0.4 s: at exit Python would collect garbage among all imported modules
 
 
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning about the user's own manifest names a line of it, not of ours."""
+    """Format a warning of gristmill about the user's manifest without a line of our code."""
     if category.__module__.startswith("gristmill."):
         return f"warning: {message}\n"
     return _plain_format(message, category, filename, lineno, line)

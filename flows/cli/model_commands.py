@@ -1,4 +1,4 @@
-"""The commands that use a model: `chat`, `generate`, `serve-model`, `verify`, `evaluate`, `rate`."""
+"""Commands that use a model: `chat`, `generate`, `serve-model`, `verify`, `evaluate`, `rate`."""
 
 from __future__ import annotations
 
@@ -38,23 +38,27 @@ ModelArgument = Annotated[
     ),
 ]
 TokenizerOption = Annotated[
-    str | None, typer.Option(metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")
+    str | None, typer.Option(metavar="DIR", help="A folder with tokenizer.json; the model's folder if absent.")
 ]
-TemperatureOption = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token.", min=0.0)]
+TemperatureOption = Annotated[
+    float, typer.Option(metavar="X", help="Sampling temperature; 0 takes the likeliest token.", min=0.0)
+]
 TopPOption = Annotated[
-    float, typer.Option(metavar="X", help="Draw from the likeliest tokens with this share of the probability.", max=1.0)
+    float, typer.Option(metavar="X", help="Sample from the likeliest tokens with this total probability.", max=1.0)
 ]
-MostOption = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", min=1)]
+MostOption = Annotated[int, typer.Option(metavar="N", help="Maximum tokens of an answer.", min=1)]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")]
 DraftOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
         help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
-        "the same distribution, in fewer passes of the large one.",
+        "the same distribution, in fewer passes of the large model.",
     ),
 ]
-DraftTokensOption = Annotated[int, typer.Option(metavar="N", help="Tokens that it proposes at a time.", min=1)]
+DraftTokensOption = Annotated[
+    int, typer.Option(metavar="N", help="Tokens that the draft model proposes at a time.", min=1)
+]
 
 
 @app.command()
@@ -77,7 +81,7 @@ def chat(
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
     if language.chat is None:
-        fail(f"{model}: its tokenizer has no chat template; let it continue texts with: gristmill generate", EXIT_USAGE)
+        fail(f"{model}: its tokenizer has no chat template; to continue texts, use: gristmill generate", EXIT_USAGE)
     if sys.stdin.isatty():
         typer.echo(HELP)
 
@@ -104,13 +108,13 @@ def chat(
 
 
 def trace_answer(model: str, set_: list[str] | None, store: str | None, text: str) -> None:
-    """Print where passages of an answer stand in the training rows, or why that is not known."""
+    """Print the training rows that contain passages of an answer, or why they are unknown."""
     from gristmill.flows.questions.trace_tables import print_spans
     from gristmill.flows.questions.trace_text import trace_text
     from gristmill.flows.questions.training_reads import TraceError
 
     if not model.endswith((".yaml", ".yml")):
-        typer.echo("(a folder does not say what its model has read; chat with the manifest that trained it)")
+        typer.echo("(a folder does not record what its model has read; chat with the manifest that trained it)")
         return
     try:
         print_spans(trace_text(open_or_exit(model, set_, store), text))
@@ -124,18 +128,20 @@ def generate(
     prompts: Annotated[
         Path,
         typer.Argument(
-            help="JSONL; each line has `prompt` (a text to continue) or `messages` (a conversation to answer)."
+            help="JSONL file; each line has `prompt` (a text to continue) or `messages` (a conversation to answer)."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write the lines with their completions; the terminal if absent."),
+        typer.Option(metavar="FILE", help="File for the lines with their completions; the terminal if absent."),
     ] = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     max_new_tokens: MostOption = 256,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text that ends a completion.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts generated at the same time.", min=1)] = 32,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A stop string, which ends a completion.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts per batch.", min=1)] = 32,
     seed: SeedOption = 0,
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = 4,
@@ -143,9 +149,9 @@ def generate(
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Complete the prompts of a file, many at a time; the same seed gives the same completions.
+    """Complete the prompts of a file in batches; the same seed gives the same completions.
 
-    A prompt that cannot be completed gets an `error` in its line; the exit code is 1 then.
+    A prompt that cannot be completed gets an `error` in its line, and the exit code is 1.
     """
     from gristmill.core.files import atomic_write
     from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
@@ -154,24 +160,26 @@ def generate(
     if out is not None:
         out_file("--out", out)
     try:
-        asked, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
+        prompt_lines, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
         language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
-        found = generate_lines(language, scheduler, asked, sampling, max_new_tokens, stop or ())
+        generated = generate_lines(language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ())
     except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
     if out is None:
-        typer.echo("".join(as_jsonl(found.lines)), nl=False)
+        typer.echo("".join(as_jsonl(generated.lines)), nl=False)
     else:
         with atomic_write(out) as sink:
-            sink.write("".join(as_jsonl(found.lines)).encode())
-    speed = f"{found.tokens} tokens, {found.tokens / max(found.seconds, 1e-9):.0f} per second"
-    guessed = f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft's accepted" if scheduler.proposed else ""
-    typer.echo(speed + guessed, err=True)
-    if found.failed:
-        number, reason = next(iter(found.failed.items()))
+            sink.write("".join(as_jsonl(generated.lines)).encode())
+    speed = f"{generated.tokens} tokens, {generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
+    acceptance = (
+        f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft tokens accepted" if scheduler.proposed else ""
+    )
+    typer.echo(speed + acceptance, err=True)
+    if generated.failed:
+        number, reason = next(iter(generated.failed.items()))
         fail(
-            f"{len(found.failed)} of {len(found.lines)} prompts could not be completed; their lines say why in "
-            f"`error`. The first, line {number}: {reason}",
+            f"{len(generated.failed)} of {len(generated.lines)} prompts could not be completed; their lines have the "
+            f"reason in `error`. The first, line {number}: {reason}",
             1,
         )
 
@@ -184,16 +192,14 @@ def serve_model(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Name of the model for clients; by default that of its folder, run or manifest."
+            metavar="NAME", help="Model name for clients; by default the name of its folder, run or manifest."
         ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(metavar="N", help="Answers generated at the same time; others wait.", min=1)
-    ] = 16,
+    batch: Annotated[int, typer.Option(metavar="N", help="Answers per batch; other requests wait.", min=1)] = 16,
     max_answers: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Answers running or waiting at the same time; more are refused with 429.", min=1
+            metavar="N", help="Maximum running and waiting answers; further requests are refused with 429.", min=1
         ),
     ] = 128,
     max_new_tokens: MostOption = 512,
@@ -205,7 +211,7 @@ def serve_model(
 ) -> None:
     """Serve a model with OpenAI's chat completions API, with streaming.
 
-    Requests need an API key: that of the environment variable GRISTMILL_API_KEY, or a new one that is printed.
+    Requests need an API key: the value of GRISTMILL_API_KEY, or a new key, which is printed.
     """
     from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
     from gristmill.flows.access_token import AccessToken
@@ -215,25 +221,25 @@ def serve_model(
     from gristmill.flows.models.server import make_app, with_api_key
 
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
-    called = name or name_of(model)
+    model_name = name or name_of(model)
     try:
-        listening = listen(host, port)
+        server_socket = listen(host, port)
     except OSError as error:
         fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
-    port = listening.getsockname()[1]
+    port = server_socket.getsockname()[1]
     if host not in LOOPBACK:
-        typer.echo(f"{host}: requests and the API key reach this address unencrypted", err=True)
+        typer.echo(f"{host}: requests and the API key are sent to this address unencrypted", err=True)
     api_key = os.environ.get(API_KEY_VARIABLE)
     token = AccessToken(api_key, port) if api_key else AccessToken.fresh(port)
     printed_key = {} if api_key else {"api_key": token.value}
-    typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1", **printed_key}))
+    typer.echo(json.dumps({"model": model_name, "base_url": f"http://{host}:{port}/v1", **printed_key}))
     limits = Limits(answers=max_answers, requests=2 * max_answers)
-    app = make_app(language, scheduler, called, max_new_tokens, host, limits)
-    serve(with_api_key(app, token), listening)
+    app = make_app(language, scheduler, model_name, max_new_tokens, host, limits)
+    serve(with_api_key(app, token), server_socket)
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
-    """What `verify` does with a model; the exit code is 1 where a referee disagrees."""
+    """Compare a model with its referees, and return the exit code: 1 if one disagrees."""
     folders = folders_or_exit(model, tokenizer, None, None)
     from gristmill.flows.models.referees import print_findings, referee
 
@@ -241,12 +247,12 @@ def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
         findings = referee(folders)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
-    print_json([one.as_json() for one in findings]) if as_json else print_findings(findings)
-    return EXIT_STAGE_FAILED if any(one.verdict == "DISAGREES" for one in findings) else 0
+    print_json([finding.as_json() for finding in findings]) if as_json else print_findings(findings)
+    return EXIT_STAGE_FAILED if any(finding.verdict == "DISAGREES" for finding in findings) else 0
 
 
 def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:
-    """Where a MODEL and its tokenizer are, or what is wrong with it and exit with code 2."""
+    """Find the folders of a MODEL and its tokenizer, or exit with code 2."""
     from gristmill.flows.models.find_model import ModelNotFoundError, find_model, find_trained
 
     try:
@@ -266,16 +272,18 @@ def _opened(
     draft_tokens: int,
     batch: int,
 ) -> tuple[LanguageModel, Scheduler]:
-    """A model and what runs it, or what is wrong with it and exit with code 2."""
+    """Load a model and create its scheduler, or exit with code 2."""
     folders = folders_or_exit(model, tokenizer, set_, store)
-    small = None if draft is None else folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
+    draft_folders = None if draft is None else folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
     from gristmill.train.generation.language_model import open_language_model
     from gristmill.train.generation.scheduler import Scheduler
 
     try:
         language = open_language_model(folders.weights, folders.tokenizer)
-        drafting = None if small is None else open_language_model(small.weights, small.tokenizer).model
-        return language, Scheduler(language.model, batch, drafting, draft_tokens)
+        draft_model = (
+            None if draft_folders is None else open_language_model(draft_folders.weights, draft_folders.tokenizer).model
+        )
+        return language, Scheduler(language.model, batch, draft_model, draft_tokens)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
 
@@ -287,7 +295,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; a manifest's own if absent.",
+            help="YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; the manifest's section if absent.",
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
@@ -295,7 +303,7 @@ def evaluate(
         bool,
         typer.Option(
             "--apply-chat-template",
-            help="Ask all tasks but `rolling`, and the red team's prompts, through the chat template.",
+            help="Apply the chat template to all tasks except `rolling`, and to the red-team prompts.",
         ),
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
@@ -314,47 +322,47 @@ def evaluate(
     from gristmill.mixtures.evaluation import Evaluate
 
     try:
-        asked: Evaluate | TaskFile | None = None if tasks is None else read_task_file(tasks)
+        task_file: Evaluate | TaskFile | None = None if tasks is None else read_task_file(tasks)
         if model.endswith((".yaml", ".yml")):
             session = open_or_exit(model, set_, store)
-            asked = asked or session.manifest.evaluate
-        found_at = folders_or_exit(model, tokenizer, set_, store)
-        if asked is None or not (asked.tasks or asked.suites or asked.red_team):
-            fail("nothing to ask: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team", EXIT_USAGE)
-        wanted = (
-            asked.tasks
+            task_file = task_file or session.manifest.evaluate
+        folders = folders_or_exit(model, tokenizer, set_, store)
+        if task_file is None or not (task_file.tasks or task_file.suites or task_file.red_team):
+            fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team", EXIT_USAGE)
+        selected_tasks = (
+            task_file.tasks
             if not chat_template
-            else tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked.tasks)
+            else tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in task_file.tasks)
         )
-        section = Evaluate(tasks=wanted, suites=asked.suites, red_team=asked.red_team, seed=seed)
-        found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), section, chat_template)
+        section = Evaluate(tasks=selected_tasks, suites=task_file.suites, red_team=task_file.red_team, seed=seed)
+        evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section, chat_template)
     except EvaluationError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_evaluation(found)
+    print_json(evaluation) if as_json else print_evaluation(evaluation)
 
 
 @app.command()
 def rate(
     manifest: ManifestArgument,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSONL; each line has `prompt` or `messages`.")
+        Path | None, typer.Option(metavar="FILE", help="JSONL file; each line has `prompt` or `messages`.")
     ] = None,
     first: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="Stage of the first model; the last but one if absent.")
+        str | None, typer.Option(metavar="STAGE", help="Stage of the first model; the second to last if absent.")
     ] = None,
     second: Annotated[
         str | None, typer.Option(metavar="STAGE", help="Stage of the second model; the last if absent.")
     ] = None,
     other: Annotated[
-        str | None, typer.Option(metavar="MANIFEST", help="The manifest of the second model, if it is another one.")
+        str | None, typer.Option(metavar="MANIFEST", help="The manifest of the second model, if different.")
     ] = None,
     ratings: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The file to which ratings are added.  [default: NAME.ratings.jsonl beside NAME.yaml]"
+            metavar="FILE", help="File that ratings are appended to.  [default: NAME.ratings.jsonl beside NAME.yaml]"
         ),
     ] = None,
-    results: Annotated[bool, typer.Option("--results", help="Print win rates and agreement instead.")] = False,
+    results: Annotated[bool, typer.Option("--results", help="Print win rates and agreement of the ratings.")] = False,
     port: Annotated[
         int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0, max=65535)
     ] = 4310,
@@ -366,7 +374,7 @@ def rate(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let people compare answers of two models, whose names are hidden, in a local page; the ratings train `dpo`."""
+    """Collect blind human ratings of two models' answers on a local page; the ratings train `dpo`."""
     from gristmill.flows.rating.rating_results import print_results, results_of
     from gristmill.flows.rating.ratings import RatingsError, rating_files, read_ratings
 
@@ -374,21 +382,21 @@ def rate(
     if not results:
         session = open_or_exit(manifest, set_, store)
         if prompts is None:
-            fail("no prompts: give --prompts FILE, or --results for what was rated", EXIT_USAGE)
+            fail("no prompts: give --prompts FILE, or --results to summarize the ratings", EXIT_USAGE)
         from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
 
-        another = None if other is None else open_or_exit(other, None, store)
+        other_session = None if other is None else open_or_exit(other, None, store)
         try:
             serve_pairs(
-                session, another, first, second, prompts, files, (temperature, top_p, seed), max_new_tokens, port
+                session, other_session, first, second, prompts, files, (temperature, top_p, seed), max_new_tokens, port
             )
         except (RateProblemError, RatingsError) as error:
             fail(str(error), EXIT_USAGE)
         return
     try:
-        found = results_of(read_ratings(files.ratings))
+        summary = results_of(read_ratings(files.ratings))
     except RatingsError as error:
         fail(str(error), EXIT_USAGE)
-    if not found:
+    if not summary:
         fail(f"{files.ratings} has no ratings yet; rate with: gristmill rate {manifest} --prompts FILE", EXIT_USAGE)
-    print_json(found) if as_json else print_results(found)
+    print_json(summary) if as_json else print_results(summary)

@@ -1,5 +1,5 @@
-"""The commands that ask: `explain`, `show`, `search`, `query`, `whatif`, `dialects`, `trace`, `takedown`,
-`browse`."""
+"""Commands that inspect a run's data: `explain`, `show`, `search`, `query`, `whatif`, `dialects`, `trace`, `takedown`,
+`continue`, `browse`."""
 
 from __future__ import annotations
 
@@ -29,29 +29,27 @@ def explain(
     manifest: ManifestArgument,
     document: Annotated[
         str,
-        typer.Argument(
-            metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the first few) or its locator."
-        ),
+        typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or a prefix) or its locator."),
     ],
     text: Annotated[bool, typer.Option("--text", help="Show the whole text with each stage's edits.")] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a document's history: why it was kept or dropped, and which training steps read it."""
+    """Show a document's history: why it was kept or dropped, and the training steps that read it."""
     from gristmill.flows.questions.explain import history, print_history
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = history(session, document, text)
+        document_history = history(session, document, text)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_history(found)
+    print_json(document_history) if as_json else print_history(document_history)
 
 
 class TextSide(StrEnum):
-    """A document's text at one end of its preparation."""
+    """A document's text before or after preparation."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -62,12 +60,10 @@ def show(
     manifest: ManifestArgument,
     document: Annotated[
         str,
-        typer.Argument(
-            metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the first few) or its locator."
-        ),
+        typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or a prefix) or its locator."),
     ],
     only: Annotated[
-        TextSide | None, typer.Option("--only", help="Print nothing but the text, before or after all edits.")
+        TextSide | None, typer.Option("--only", help="Print only the text, before or after all edits.")
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -80,26 +76,26 @@ def show(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = history(session, document, with_text=True)
+        document_history = history(session, document, with_text=True)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:
         print_json(
             {
-                **found,
-                "original_text": text_of(found, TextSide.BEFORE.value),
-                "edited_text": text_of(found, TextSide.AFTER.value),
+                **document_history,
+                "original_text": text_of(document_history, TextSide.BEFORE.value),
+                "edited_text": text_of(document_history, TextSide.AFTER.value),
             }
         )
     elif only is not None:
-        text = text_of(found, only.value)
+        text = text_of(document_history, only.value)
         typer.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
     else:
-        print_document(found)
+        print_document(document_history)
 
 
 class SearchBy(StrEnum):
-    """A way to look for documents."""
+    """Methods of searching for documents."""
 
     MEANING = "meaning"
     WORDS = "words"
@@ -109,9 +105,9 @@ class SearchBy(StrEnum):
 def search(
     manifest: ManifestArgument,
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur as it is.")
+        str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur verbatim.")
     ],
-    by: Annotated[SearchBy | None, typer.Option("--by", help="Search in one way only; both if absent.")] = None,
+    by: Annotated[SearchBy | None, typer.Option("--by", help="Search by one method only; both if absent.")] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000)] = 10,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -124,10 +120,10 @@ def search(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = find(session, text, None if by is None else by.value, limit)
+        hits = find(session, text, None if by is None else by.value, limit)
     except (NothingIngestedError, SearchError) as error:
         fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_hits(found)
+    print_json(hits) if as_json else print_hits(hits)
 
 
 @app.command()
@@ -173,13 +169,13 @@ def query(
 def whatif(
     manifest: ManifestArgument,
     set_: SetOption = None,
-    samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a cut.", min=0)] = 20,
+    samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a threshold.", min=0)] = 20,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
 
-    Without --set it lists what each threshold drops, and what nearby values would drop.
+    Without --set, list what each threshold drops, and what nearby values would drop.
     """
     from gristmill.dataprep.whatif_thresholds import NotReplayableError
     from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
@@ -188,15 +184,17 @@ def whatif(
     before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
     try:
         if not set_:
-            listed = thresholds(before)
-            print_json(listed) if as_json else print_thresholds(listed, before.command("whatif", "--set", "KEY=VALUE"))
+            threshold_rows = thresholds(before)
+            print_json(threshold_rows) if as_json else print_thresholds(
+                threshold_rows, before.command("whatif", "--set", "KEY=VALUE")
+            )
             return
         comparison = compare(before, after)
     except NotReplayableError as error:
         fail(str(error), EXIT_USAGE)
     tokenized = before.committed(TOKENIZE)
-    found = replay(comparison, samples, None if tokenized is None else tokenized.data)
-    print_json(found) if as_json else print_replay(found)
+    replayed = replay(comparison, samples, None if tokenized is None else tokenized.data)
+    print_json(replayed) if as_json else print_replay(replayed)
 
 
 @app.command()
@@ -215,64 +213,65 @@ def dialects(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = compare_dialects(session, sample)
+        comparison = compare_dialects(session, sample)
     except NothingIngestedError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_dialects(found)
+    print_json(comparison) if as_json else print_dialects(comparison)
 
 
 @app.command()
 def trace(
     manifest: ManifestArgument,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="A training step, counted from 1: what it read.", min=1)
+        int | None, typer.Option(metavar="N", help="A training step, counted from 1: show what it read.", min=1)
     ] = None,
     document: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which steps read it.",
+            help="A document's id, id prefix or locator, or a fine-tuning example's id: show the steps that read it.",
         ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens."
+            metavar="RUN", help="Another manifest, or a run of the store: show the first step that read other tokens."
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A text, - for standard input: its longest passages that occur in the training rows."
+            metavar="FILE", help="A text, - for standard input: show its longest passages found in the training rows."
         ),
     ] = None,
     stage: Annotated[
         str | None, typer.Option(metavar="STAGE", help="The training stage of --step; pretrain if absent.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Only what this process read, of engine.ranks.", min=0)
+        int | None, typer.Option(metavar="N", help="Only what this rank of engine.ranks read.", min=0)
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow data through training: what a step read, which steps read a document,
-    where a text occurs, and where two runs differ.
+    """Trace data through training: what a step read, which steps read a document, where a text occurs, and where two
+    runs differ.
     """
-    if sum(one is not None for one in (step, document, against, text)) != 1:
+    if sum(option is not None for option in (step, document, against, text)) != 1:
         fail("give one of --step N, --document ID, --against RUN and --text FILE", EXIT_USAGE)
     if rank is not None and step is None:
-        fail("--rank goes with --step", EXIT_USAGE)
+        fail("--rank needs --step", EXIT_USAGE)
     from gristmill.flows.questions import trace_tables as printing
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
     from gristmill.flows.questions.training_reads import TraceError, reading_of
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean
 
-    traced = [name for name, one in STAGES.items() if one.trained is not None]
-    if stage is not None and stage not in traced:
+    training_stages = [name for name, registered in STAGES.items() if registered.trained is not None]
+    if stage is not None and stage not in training_stages:
         fail(
-            f"no such training: {stage!r}{did_you_mean(stage, traced) or ';'} trainings are {', '.join(traced)}",
+            f"no such training stage: {stage!r}{did_you_mean(stage, training_stages) or ';'} training stages are "
+            f"{', '.join(training_stages)}",
             EXIT_USAGE,
         )
     content = None if text is None else _read_text("--text", text)
@@ -281,29 +280,29 @@ def trace(
         if content is not None:
             from gristmill.flows.questions.trace_text import trace_text
 
-            found = trace_text(session, content)
-            print_json(found) if as_json else printing.print_spans(found)
+            answer = trace_text(session, content)
+            print_json(answer) if as_json else printing.print_spans(answer)
         elif step is not None:
             from gristmill.flows.questions.trace import trace_step
 
-            found = trace_step(session, step, stage or PRETRAIN, rank)
-            print_json(found) if as_json else printing.print_step(found)
+            answer = trace_step(session, step, stage or PRETRAIN, rank)
+            print_json(answer) if as_json else printing.print_step(answer)
         elif document is not None:
             from gristmill.flows.questions.trace import trace_document
 
-            found = trace_document(session, document)
-            print_json(found) if as_json else printing.print_document(found)
+            answer = trace_document(session, document)
+            print_json(answer) if as_json else printing.print_document(answer)
         elif against is not None:
             from gristmill.flows.questions.trace import compare_readings, other_reading
 
-            found = compare_readings(reading_of(session), other_reading(session, against))
-            print_json(found) if as_json else printing.print_comparison([manifest, against], found)
+            answer = compare_readings(reading_of(session), other_reading(session, against))
+            print_json(answer) if as_json else printing.print_comparison([manifest, against], answer)
     except (TraceError, DocumentNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
 
 
 def _read_text(option: str, file: str) -> str:
-    """The text of a file, or of standard input where it is `-`, or exit with code 2."""
+    """Read the text of a file, or of standard input for `-`, or exit with code 2."""
     from gristmill.mixtures.yaml_text import why_unreadable
 
     try:
@@ -319,18 +318,19 @@ def takedown(
     ids: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="The documents: an id, locator or URL per line, or JSON lines with one of these keys."
+            metavar="FILE", help="Documents: an id, locator or URL per line, or JSON lines with one of these keys."
         ),
     ],
     with_duplicates: Annotated[
-        bool, typer.Option("--with-duplicates", help="Take their near-duplicates down too.")
+        bool, typer.Option("--with-duplicates", help="Also take down their near-duplicates.")
     ] = False,
-    dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
+    dry: Annotated[bool, typer.Option("--dry", help="Only list what is affected; write nothing.")] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the shards and checkpoints that hold some documents, and write a manifest that continues without them."""
+    """List the shards and checkpoints that contain given documents, and write a manifest that continues without
+    them."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.takedown import TakedownError, assess, read_list, write_takedown
     from gristmill.flows.questions.trace_tables import print_takedown
@@ -338,16 +338,16 @@ def takedown(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = assess(session, read_list(ids), with_duplicates)
-        written = None if dry else write_takedown(session, found)
+        assessment = assess(session, read_list(ids), with_duplicates)
+        written_files = None if dry else write_takedown(session, assessment)
     except (TraceError, TakedownError, ManifestTextError) as error:
         fail(str(error), EXIT_USAGE)
-    successor = None if written is None else written["manifest"]
+    successor = None if written_files is None else written_files["manifest"]
     command = "" if successor is None else session.command("run").replace(manifest, successor)
     if as_json:
-        print_json({**found, "written": written, "command": command or None})
+        print_json({**assessment, "written": written_files, "command": command or None})
         return
-    print_takedown(found, written, command)
+    print_takedown(assessment, written_files, command)
 
 
 @app.command("continue")
@@ -359,14 +359,14 @@ def continue_(
     ],
     exclude: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Documents to leave out from then on: an id, locator or URL per line."),
+        typer.Option(metavar="FILE", help="Documents to leave out of later steps: an id, locator or URL per line."),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a manifest that continues a training with another mixture: the first N steps stay as
-    trained, --set changes the rest.
+    """Write a manifest that continues a training with another mixture: the first N steps stay as trained, and --set
+    changes the later ones.
     """
     from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.continue_training import ContinuedError, continue_with, print_continued
@@ -374,14 +374,14 @@ def continue_(
     from gristmill.flows.questions.training_reads import TraceError
     from gristmill.mixtures.load import ManifestError
 
-    open_or_exit(manifest, set_, store)  # what is wrong with the settings themselves is said first
+    open_or_exit(manifest, set_, store)  # reports invalid settings first
     session = open_or_exit(manifest, None, store)
     try:
-        found = continue_with(session, from_step, set_ or [], [] if exclude is None else read_list(exclude))
+        continuation = continue_with(session, from_step, set_ or [], [] if exclude is None else read_list(exclude))
     except (TraceError, TakedownError, ContinuedError, ManifestTextError, ManifestError) as error:
         fail(str(error), EXIT_USAGE)
-    command = session.command("run").replace(manifest, found["manifest"])
-    print_json({**found, "command": command}) if as_json else print_continued(found, command)
+    command = session.command("run").replace(manifest, continuation["manifest"])
+    print_json({**continuation, "command": command}) if as_json else print_continued(continuation, command)
 
 
 @app.command()
@@ -393,7 +393,7 @@ def browse(
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Browse documents, thresholds, duplicates, packed rows and training steps in pages on this machine."""
+    """Browse documents, thresholds, duplicates, packed rows and training steps on a local web page."""
     from gristmill.flows.access_token import AccessToken, SignIn
     from gristmill.flows.browse.browsed_run import BrowsedRun
     from gristmill.flows.browse.data_server import make_app
@@ -401,9 +401,9 @@ def browse(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        listening = listen(LOOPBACK[0], port)
+        server_socket = listen(LOOPBACK[0], port)
     except OSError as error:
         fail(f"cannot listen on port {port}: {error.strerror}; give another --port", EXIT_USAGE)
-    token = AccessToken.fresh(listening.getsockname()[1])
+    token = AccessToken.fresh(server_socket.getsockname()[1])
     typer.echo(f"{token.url(LOOPBACK[0])} shows {session.manifest.name}; Ctrl-C ends it")
-    serve(SignIn(make_app(BrowsedRun(session)), token), listening)
+    serve(SignIn(make_app(BrowsedRun(session)), token), server_socket)

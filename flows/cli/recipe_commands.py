@@ -1,4 +1,4 @@
-"""The manifests that come with the package: `demo` runs one, `recipes` lists the others."""
+"""Commands for the manifests of the package: `demo` runs one, `recipes` lists the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo(
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which stages would run, and why.")] = False,
 ) -> None:
     """Run the demo: train a tiny model on the text that comes with Python, in minutes on a CPU."""
     run(
@@ -43,7 +43,7 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="Show this recipe: its sources, what differs from them, and its keys.",
+            help="Show this recipe: its sources, how it differs from them, and its keys.",
             show_default=False,
         ),
     ] = None,
@@ -60,15 +60,15 @@ def recipes(
         except FileNotFoundError as error:
             fail(str(error), EXIT_USAGE)
         return
-    found = {recipe: describe_recipe(recipe) for recipe in recipe_names()}
+    descriptions = {recipe: describe_recipe(recipe) for recipe in recipe_names()}
     if as_json:
-        print_json([{"name": recipe, "about": about} for recipe, about in found.items()])
+        print_json([{"name": recipe, "about": description} for recipe, description in descriptions.items()])
         return
     console, table = plain_console(), plain_table(("recipe", False), ("", False))
-    for recipe, about in found.items():
-        table.add_row(recipe, about)
+    for recipe, description in descriptions.items():
+        table.add_row(recipe, description)
     console.print(table)
     console.print(
         "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set sources.web.path=DATA runs it\n"
-        "gristmill new --recipe NAME copies it, to change it"
+        "gristmill new --recipe NAME copies it for editing"
     )

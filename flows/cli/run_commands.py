@@ -1,4 +1,4 @@
-"""The commands that run a manifest, say what a run would do, or look at what runs have left in a store."""
+"""Commands that run a manifest, plan a run, or inspect the outputs of runs in a store."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class ReportForm(StrEnum):
-    """What a report is written as."""
+    """File formats of a report."""
 
     html = "html"
     md = "md"
 
 
 class LogFormat(StrEnum):
-    """Form of what a run prints while it runs."""
+    """Formats of a run's progress output."""
 
     text = "text"
     json = "json"
@@ -64,14 +64,14 @@ def run(
     force: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="STAGE", help="A stage to rebuild although it is committed.", autocompletion=complete_stage
+            metavar="STAGE", help="A stage to rebuild even if it is committed.", autocompletion=complete_stage
         ),
     ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STAGE",
-            help="A stage whose committed output is kept although its version changed.",
+            help="A stage whose committed output is kept even if its version changed.",
             autocompletion=complete_stage,
         ),
     ] = None,
@@ -81,13 +81,13 @@ def run(
     verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="Refuse operations of training whose result may differ between two runs."),
+        typer.Option("--deterministic", help="Refuse nondeterministic operations in training."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which stages would run, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
-    """Run a manifest: what is committed is reused, what is unfinished is resumed."""
+    """Run a manifest: committed stages are reused, unfinished ones resumed."""
     from gristmill.flows.running.stage_server import early_server
 
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
@@ -97,8 +97,8 @@ def run(
         session = open_or_exit(
             manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs, allow_code=not dry_run
         )
-        named = [("--force", name) for name in force or []] + [("--keep", name) for name in keep or []]
-        for option, name in named:
+        named_stages = [("--force", name) for name in force or []] + [("--keep", name) for name in keep or []]
+        for option, name in named_stages:
             if name not in session.plan:
                 fail(
                     f"{option} {name}: this run has no such stage{did_you_mean(name, session.plan) or ';'} "
@@ -106,14 +106,14 @@ def run(
                     EXIT_USAGE,
                 )
         if keep and (dry_run or set(keep) & set(force or [])):
-            fail("--keep takes effect in the store: it goes with no --dry-run, and no --force of the same", EXIT_USAGE)
+            fail("--keep changes the store: it excludes --dry-run, and --force of the same stage", EXIT_USAGE)
         refuse_force_on_hosts(session, bool(force))
         if dry_run:
             show_plan(session, frozenset(force or []), as_json)
             raise typer.Exit
         if as_json:
             fail(
-                "--json belongs to --dry-run; what a finished run has made is printed by: "
+                "--json is only valid with --dry-run; to print the outputs of a finished run, use: "
                 f"{session.command('status', '--json')}",
                 EXIT_USAGE,
             )
@@ -137,7 +137,7 @@ def run(
 def stage(
     name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.", autocompletion=complete_stage)],
     manifest: ManifestArgument,
-    force: Annotated[bool, typer.Option("--force", help="Rebuild it although it is committed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild the stage even if it is committed.")] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
@@ -162,7 +162,7 @@ def stage(
 
 
 def refuse_without_libraries(session: Session, stages: list[str], force: list[str]) -> None:
-    """End with a sentence where some stages compute with what is not installed."""
+    """Exit with code 2 if a library that a stage needs is not installed."""
     from gristmill.flows.running.missing_libraries import MissingLibraryError, check_libraries
 
     try:
@@ -172,7 +172,7 @@ def refuse_without_libraries(session: Session, stages: list[str], force: list[st
 
 
 def keep_or_exit(session: Session, stages: list[str]) -> None:
-    """Keep committed outputs over a change of their stages' versions; end with a sentence where there is none."""
+    """Keep committed outputs whose stages have a new version, or exit with code 2 if there is no such output."""
     from gristmill.flows.running.output_identities import NothingToKeepError
 
     try:
@@ -182,10 +182,10 @@ def keep_or_exit(session: Session, stages: list[str]) -> None:
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:
-    """End with a sentence where several hosts would each rebuild a stage, one after the other."""
+    """Exit with code 2 if several hosts would each rebuild a stage, one after the other."""
     if force and session.manifest.engine.nodes > 1:
         fail(
-            "--force is for one host: each of engine.nodes would rebuild the stage; say --set engine.nodes=1",
+            "--force needs a single host: each of engine.nodes would rebuild the stage; add --set engine.nodes=1",
             EXIT_USAGE,
         )
 
@@ -198,21 +198,27 @@ def plan(
     store: StoreOption = None,
     as_json: JsonOption = False,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run the manifest's own code that lists the files of sources.")
+        bool, typer.Option("--allow-code", help="Run the manifest's own code to list the files of sources.")
     ] = False,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Run a small sample, and predict time, memory and disk of each stage.")
+        bool, typer.Option("--predict", help="Run a small sample, and predict the time, memory and disk of each stage.")
     ] = False,
-    sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
+    sample_mb: Annotated[
+        float, typer.Option(metavar="X", help="With --predict: size of the sample, in MB of input.", min=0.1)
+    ] = 16.0,
     sample_seconds: Annotated[
         float,
-        typer.Option(metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0),
+        typer.Option(
+            metavar="S",
+            help="With --predict: time limit of the sample; stages that it does not reach are marked.",
+            min=1.0,
+        ),
     ] = 30.0,
     documents: Annotated[
         list[float] | None,
         typer.Option(
             metavar="N",
-            help="Estimate preparing and mixing this number of documents, such as 1e9; may be given several times.",
+            help="Estimate the cost of preparing and mixing N documents, such as 1e9; may be given several times.",
             min=1,
         ),
     ] = None,
@@ -221,14 +227,14 @@ def plan(
         typer.Option(metavar="X", help="With --documents or --tb: mean size of a document's text in bytes.", min=1),
     ] = 3000.0,
     core_hour: Annotated[
-        float, typer.Option(metavar="X", help="With --documents or --tb: US dollars for an hour of a core.", min=0)
+        float, typer.Option(metavar="X", help="With --documents or --tb: US dollars per core hour.", min=0)
     ] = 0.05,
     tb: Annotated[
         list[float] | None,
         typer.Option(
             "--tb",
             metavar="X",
-            help="Estimate preparing and mixing this many terabytes of text on a cluster; may be given several times.",
+            help="Estimate the cost of preparing and mixing X terabytes of text on a cluster; may be given several times.",
             min=0.001,
         ),
     ] = None,
@@ -240,38 +246,44 @@ def plan(
             "be given several times.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="With --tb: workers, each with a core.", min=1)] = 100,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="With --tb: number of workers, with one core each.", min=1)
+    ] = 100,
     write_price: Annotated[
-        float, typer.Option(metavar="X", help="With --tb: US dollars for 1,000 requests that write or list.", min=0)
+        float, typer.Option(metavar="X", help="With --tb: US dollars per 1,000 write or list requests.", min=0)
     ] = 0.005,
     read_price: Annotated[
-        float, typer.Option(metavar="X", help="With --tb: US dollars for 1,000 requests that read.", min=0)
+        float, typer.Option(metavar="X", help="With --tb: US dollars per 1,000 read requests.", min=0)
     ] = 0.0004,
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan the pre-training for this number of GPUs.", min=1)
-    ] = None,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: the kind of GPU.")] = "H100",
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: GPU model.")] = "H100",
     mfu: Annotated[
         float, typer.Option(metavar="X", help="With --gpus: assumed model FLOPs utilisation (MFU).", min=0.01, max=1.0)
     ] = 0.4,
     peak_tflops: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Peak of a GPU that is not in the table; give --memory-gb too.", min=0.001),
+        typer.Option(
+            metavar="X",
+            help="With --gpus: peak TFLOP/s of a GPU that is not in the table; needs --memory-gb.",
+            min=0.001,
+        ),
     ] = None,
-    memory_gb: Annotated[float | None, typer.Option(metavar="X", help="The same.", min=0.001)] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option(metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001)
+    ] = None,
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A table of prices per GPU and hour (YAML).")
+        Path | None, typer.Option(metavar="FILE", help="With --gpus: table of prices per GPU hour (YAML).")
     ] = None,
     measure: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="With --gpus: train this number of real steps here, and print the error of the predictions.",
+            help="With --gpus: train N real steps on this machine, and print the error of the predictions.",
             min=0,
         ),
     ] = 0,
 ) -> None:
-    """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
+    """Show what a run would do, and why, without running it; or plan its pre-training on GPUs."""
     if gpus is None:
         refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
     if not predict:
@@ -284,19 +296,19 @@ def plan(
     if tb:
         from gristmill.flows.planning.cluster_costs import ENGINES, Prices, plan_on_cluster, print_on_cluster
 
-        wanted = engine or ["flink"]
-        if unknown := [name for name in wanted if name not in ENGINES]:
+        engines = engine or ["flink"]
+        if unknown := [name for name in engines if name not in ENGINES]:
             fail(f"--engine {unknown[0]}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
-        found_there = plan_on_cluster(
-            session.manifest, tb, wanted, workers, document_bytes, Prices(write_price, read_price, core_hour)
+        cluster_plan = plan_on_cluster(
+            session.manifest, tb, engines, workers, document_bytes, Prices(write_price, read_price, core_hour)
         )
-        print_json(found_there) if as_json else print_on_cluster(found_there)
+        print_json(cluster_plan) if as_json else print_on_cluster(cluster_plan)
         raise typer.Exit
     if documents:
         from gristmill.flows.planning.at_scale import plan_at_scale, print_at_scale
 
-        sizes = plan_at_scale(session.manifest, documents, document_bytes, core_hour)
-        print_json(sizes) if as_json else print_at_scale(session, sizes, core_hour)
+        scale_plan = plan_at_scale(session.manifest, documents, document_bytes, core_hour)
+        print_json(scale_plan) if as_json else print_at_scale(session, scale_plan, core_hour)
         raise typer.Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
@@ -308,11 +320,11 @@ def plan(
         )
 
         try:
-            found = plan_gpus(session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices)
+            gpu_plan = plan_gpus(session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices)
             checks = measured_checks(session, measure, mfu) if measure else []
         except PlanError as error:
             fail(str(error), EXIT_USAGE)
-        print_json({**found, "checks": checks}) if as_json else print_plan_for_gpus(found, checks)
+        print_json({**gpu_plan, "checks": checks}) if as_json else print_plan_for_gpus(gpu_plan, checks)
         raise typer.Exit
     if predict:
         from gristmill.flows.planning.predict import predict as predict_cost
@@ -325,7 +337,7 @@ def plan(
 
 
 def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
-    """Print what a run would do with every stage, and why."""
+    """Print what a run would do with each stage, and why."""
     from gristmill.flows.questions.status import print_plan
     from gristmill.flows.questions.what_changed import explain_plan
 
@@ -352,7 +364,7 @@ def logs(
         str | None,
         typer.Argument(
             metavar="[STAGE]",
-            help="By default the running stage, else an unfinished one, else the last one.",
+            help="By default the running stage, otherwise an unfinished one, otherwise the last one.",
             show_default=False,
             autocompletion=complete_stage,
         ),
@@ -365,7 +377,7 @@ def logs(
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Show the output of a stage's process, also while it runs."""
+    """Show the output of a stage's process, even while it runs."""
     from gristmill.flows.questions.status import NoLogError, find_log, read_log
 
     session = open_or_exit(manifest, set_, store)
@@ -388,32 +400,32 @@ def compare(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A run's name or a unique part of it, `last`, or `last-1` for the one before.",
+            help="A run's name or a unique part of it, `last`, or `last-1` for the run before it.",
             autocompletion=complete_run,
         ),
     ],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another run.", autocompletion=complete_run)],
     store: StoreOption = None,
     as_json: JsonOption = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write one HTML file with the losses as curves.")
+        Path | None, typer.Option(metavar="FILE", help="Also write an HTML file with the loss curves.")
     ] = None,
 ) -> None:
-    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
+    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and held-out text."""
     from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run
     from gristmill.flows.report.comparison import print_comparison, write_comparison
 
     if html is not None:
         out_file("--html", html)
-    opened = open_store(store)
+    opened_store = open_store(store)
     try:
-        records = [find_run(opened, wanted) for wanted in (first, second)]
+        records = [find_run(opened_store, run_name) for run_name in (first, second)]
     except UnknownRunError as error:
         fail(str(error), EXIT_USAGE)
-    found = compare_runs(opened, *records)
-    print_json(found) if as_json else print_comparison(found)
+    comparison = compare_runs(opened_store, *records)
+    print_json(comparison) if as_json else print_comparison(comparison)
     if html is not None:
-        write_comparison(opened, records, html)
+        write_comparison(opened_store, records, html)
         typer.echo(f"\nwritten: {html}", err=as_json)
 
 
@@ -423,20 +435,20 @@ def report(
     set_: SetOption = None,
     store: StoreOption = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it.  [default: report.html or report.md]")
+        Path | None, typer.Option(metavar="FILE", help="File of the report.  [default: report.html or report.md]")
     ] = None,
     form: Annotated[
         ReportForm | None,
         typer.Option(
             "--format",
-            help="md is Markdown for a pull request: the tables, no pictures.  [default: as FILE ends, or html]",
+            help="md is Markdown for a pull request, with tables but no pictures.  [default: by FILE's suffix, or html]",
         ),
     ] = None,
     training_summary: Annotated[
         bool,
         typer.Option(
             "--training-summary",
-            help="Write a summary of training content instead, after the European Commission's "
+            help="Instead write a summary of training content by the European Commission's "
             "template: sources, sizes, languages, licences, domain names, opt-outs.",
         ),
     ] = False,
@@ -492,14 +504,15 @@ def verify(
     set_: SetOption = None,
     store: StoreOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Remove the damaged files, so that the next run rebuilds only those.")
+        bool, typer.Option("--repair", help="Remove the damaged files, so that the next run rebuilds only them.")
     ] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+        str | None,
+        typer.Option(metavar="DIR", help="For a MODEL: folder with tokenizer.json; the model's folder if absent."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every committed file of a manifest with its checksum; or a MODEL's numbers with those of transformers,
+    """Compare every committed file of a manifest with its checksum; or a MODEL's outputs with those of transformers,
     lm-evaluation-harness and TRL.
     """
     if not subject.endswith((".yaml", ".yml")) and not is_named(subject):
@@ -517,16 +530,16 @@ def verify(
         typer.echo(sentence, err=as_json)
     if not damage:
         typer.echo(
-            f"every committed file of {len(committed)} stages is as it was committed"
+            f"all committed files of {len(committed)} stages match their checksums"
             if committed
-            else f"nothing is committed yet; make it with: {session.command('run')}",
+            else f"no stage is committed yet; run: {session.command('run')}",
             err=as_json,
         )
         return
     if not repair:
         fail(f"repair it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
     repair_damage(session, damage)
-    typer.echo(f"damaged commits are withdrawn; rebuild them with: {session.command('run')}", err=as_json)
+    typer.echo(f"the damaged stages are no longer committed; rebuild them with: {session.command('run')}", err=as_json)
 
 
 @app.command()
@@ -538,12 +551,12 @@ def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete; without it, only list.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove outputs that no recent run refers to, and models' answers about documents that were taken down."""
+    """Delete outputs that no recent run refers to, and models' answers about documents that were taken down."""
     from gristmill.flows.questions.takedown import forget_taken_down
     from gristmill.flows.running.run_records import collect
 
-    opened = open_store(store)
-    garbage, answers = collect(opened, keep_runs, delete), forget_taken_down(opened.root, delete)
+    opened_store = open_store(store)
+    garbage, answers = collect(opened_store, keep_runs, delete), forget_taken_down(opened_store.root, delete)
     if as_json:
         print_json(
             {
@@ -556,15 +569,17 @@ def gc(
     if answers:
         typer.echo(
             f"answers about documents that were taken down: {answers:,} "
-            f"{'deleted' if delete else 'could go (--delete does it)'}"
+            f"{'deleted' if delete else 'can be deleted (with --delete)'}"
         )
     if not garbage:
-        if not any(opened.outputs()):
-            typer.echo(f"nothing to remove: {opened.root} has no outputs")
+        if not any(opened_store.outputs()):
+            typer.echo(f"nothing to delete: {opened_store.root} has no outputs")
             return
-        typer.echo(f"nothing to remove: the last {keep_runs} runs of each manifest refer to every output")
+        typer.echo(f"nothing to delete: the last {keep_runs} runs of each manifest refer to every output")
         return
     for path, size in garbage:
         typer.echo(f"{size / 1e6:10.1f} MB  {path}")
     total = sum(size for _, size in garbage) / 1e6
-    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'could go (--delete does it)'}")
+    typer.echo(
+        f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'can be deleted (with --delete)'}"
+    )

@@ -1,4 +1,4 @@
-"""The commands that bring gristmill to Prefect's UI: `serve` and `up`."""
+"""Commands for Prefect's UI: `serve` and `up`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ManifestsArgument = Annotated[
     typer.Argument(
         metavar="MANIFEST",
         help="Manifests that get deployments with their own stages.  [default: those in this "
-        "folder and in the folders right below it]",
+        "folder and in its subfolders]",
         autocompletion=complete_manifest,
     ),
 ]
@@ -24,15 +24,15 @@ ManifestsArgument = Annotated[
 @app.command()
 def serve(
     manifests: ManifestsArgument = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
+    limit: Annotated[int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)] = 1,
     allow_open_server: Annotated[
         bool,
         typer.Option(
-            "--allow-open-server", help="Also register at a server without a password, which any web page can use."
+            "--allow-open-server", help="Also register with a server without a password, which any web page can use."
         ),
     ] = False,
 ) -> None:
-    """Register the deployments at a running Prefect server, and run what is started there."""
+    """Register the deployments with a running Prefect server, and execute the flow runs started there."""
     require_prefect()
     from gristmill.flows.orchestration.serving import NoServerError, OpenServerError, serve_deployments
 
@@ -55,7 +55,7 @@ def up(
             max=65534,
         ),
     ] = 4200,
-    limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
+    limit: Annotated[int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)] = 1,
     database: Annotated[
         str | None,
         typer.Option(
@@ -66,17 +66,18 @@ def up(
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Start the Prefect server with its UI on this machine, and serve the deployments, and metrics of a store's runs."""
+    """Start the Prefect server and its UI on this machine, and serve the deployments and the metrics of a store's
+    runs."""
     require_prefect()
     from gristmill.flows.orchestration.server_settings import DatabaseError
     from gristmill.flows.orchestration.serving import NoServerError, PortTakenError, up_and_serve
 
     check_manifests(manifests or [])
-    opened = open_store(store)
-    if store is not None:  # the runs that are started in Prefect's UI
+    opened_store = open_store(store)
+    if store is not None:  # runs started in Prefect's UI read it
         os.environ["GRISTMILL_STORE"] = store
     try:
-        up_and_serve(port, limit, opened, database, manifests or [])
+        up_and_serve(port, limit, opened_store, database, manifests or [])
     except (DatabaseError, PortTakenError) as error:
         fail(str(error), EXIT_USAGE)
     except NoServerError as error:
@@ -84,7 +85,7 @@ def up(
 
 
 def require_prefect() -> None:
-    """End with a sentence where Prefect is not installed."""
+    """Exit with code 2 if Prefect is not installed."""
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     if not is_installed("prefect"):
@@ -92,8 +93,8 @@ def require_prefect() -> None:
 
 
 def check_manifests(manifests: list[str]) -> None:
-    """End with what is wrong with them, before anything is started."""
-    import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+    """Exit with code 2 if a manifest is invalid, before any server starts."""
+    import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare`
     from gristmill.mixtures.load import ManifestError, load_manifest
 
     for manifest in manifests:

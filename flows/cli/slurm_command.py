@@ -32,7 +32,7 @@ def slurm(
         int,
         typer.Option(
             metavar="N",
-            help="GPUs of each of these hosts; if 0, training runs engine.ranks processes on CPU cores.",
+            help="GPUs of each host; if 0, training runs engine.ranks processes on CPU cores.",
             min=0,
         ),
     ] = 0,
@@ -47,22 +47,31 @@ def slurm(
     until: Annotated[
         str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the scripts.")] = Path("slurm"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the scripts.")] = Path("slurm"),
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Write batch scripts that run a manifest under Slurm, one for each stage, and one that submits all."""
+    """Write Slurm batch scripts for a manifest, one per stage, and a script that submits them."""
     from gristmill.flows.running.slurm import Allotment, scripts_of, write_scripts
 
     file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
-    place = store or os.environ.get("GRISTMILL_STORE")
-    if place is None:
-        fail("name the store, which all hosts see under this name: --store /shared/store", EXIT_USAGE)
-    session = open_or_exit(file, set_, place if "://" in place else os.path.abspath(place), until=until, exactly=True)
+    store_location = store or os.environ.get("GRISTMILL_STORE")
+    if store_location is None:
+        fail("give a store at a path that all hosts share: --store /shared/store", EXIT_USAGE)
+    session = open_or_exit(
+        file,
+        set_,
+        store_location if "://" in store_location else os.path.abspath(store_location),
+        until=until,
+        exactly=True,
+    )
     trains = [name for name, node in session.plan.items() if node.stage.trains]
     ranks = session.manifest.engine.num_ranks
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
-        fail(f"--hosts {hosts} share the {ranks} processes of engine.ranks: give a multiple, or --gpus", EXIT_USAGE)
+        fail(
+            f"--hosts {hosts} cannot share {ranks} processes (engine.ranks) evenly: give a multiple, or --gpus",
+            EXIT_USAGE,
+        )
     folder = Path(os.path.abspath(out))
     write_scripts(scripts_of(session, Allotment(array, cores, hosts, gpus, time, sbatch or ()), folder), folder)
     typer.echo(f"{len(session.plan)} jobs are in {out}; submit them with: {out / 'submit.sh'}")

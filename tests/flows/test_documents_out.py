@@ -217,7 +217,7 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
         (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
         (["--columns", "id,langauge"], "--columns: there is no column 'langauge'; there are id, source"),
         (["--columns", "id,id"], "--columns: 'id' is given twice"),
-        (["--shard-size", "big"], "--shard-size: 'big' is no size"),
+        (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
         (["--out", "hf://models/a/b"], "a data set of the hub is written hf://datasets/USER/NAME"),
         (["--out", "nosuch://a"], "nosuch://a"),
     ],
@@ -430,7 +430,7 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
     assert hub.private == {"ann/letters"}
     assert hub.tokens == {SECRET}
     assert hub.commits[-1] == ["_documents.json"]  # last: before it, the data set is not whole
-    assert "nothing was done" in again.stdout
+    assert "nothing changed" in again.stdout
     assert (other.returncode, "already holds another export" in other.stderr) == (2, True)
     said = "".join(one.stdout + one.stderr for one in (done, again, other))
     assert SECRET not in said + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))

@@ -48,7 +48,7 @@ def test_what_could_be_removed_is_listed_with_its_size(project):
 
 def test_nothing_committed_is_not_called_undamaged(project):
     assert printed("verify", "a.yaml", "--json") == {"committed": [], "damage": {}}
-    assert "nothing is committed yet; make it with:" in CliRunner().invoke(app, ["verify", "a.yaml"]).output
+    assert "no stage is committed yet; run:" in CliRunner().invoke(app, ["verify", "a.yaml"]).output
 
 
 def test_the_other_lists_are_json_too_when_they_are_empty(project):

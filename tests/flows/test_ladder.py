@@ -146,7 +146,7 @@ def depth_weights(depth: int) -> int:
         (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes give 2 shapes"),
         (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"), "3 sizes give 2 shapes"),
         (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
-        (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not numbers with commas"),
+        (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not a list of numbers"),
         (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
         (
             (

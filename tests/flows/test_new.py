@@ -242,7 +242,7 @@ def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tm
     assert unanswered.exit_code == 2
     assert "gristmill new --source PATH" in unanswered.output
     twice = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
-    assert "given twice; give one of them another name" in twice.output
+    assert "given twice; rename one of them" in twice.output
     assert not (tmp_path / "a.yaml").exists()
 
 

@@ -146,9 +146,9 @@ def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path
     [
         (
             ["--store", "/s", "--hosts", "3"],
-            "--hosts 3 share the 4 processes of engine.ranks: give a multiple, or --gpus",
+            "--hosts 3 cannot share 4 processes (engine.ranks) evenly: give a multiple, or --gpus",
         ),
-        ([], "name the store, which all hosts see under this name"),
+        ([], "give a store at a path that all hosts share"),
     ],
 )
 def test_what_cannot_run_on_several_hosts_is_refused(

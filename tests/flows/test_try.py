@@ -150,7 +150,7 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
         (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
         (
             ["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"],
-            "--max 'magic': this is written --max NAME=VALUE",
+            "--max 'magic': write --max NAME=VALUE",
         ),
         (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' means something else of a document"),
         (

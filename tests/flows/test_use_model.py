@@ -194,7 +194,7 @@ def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_clea
     assert said("red", "/clear", "red") == [*alone[:-1], "(started over)", *alone]
     assert "not answered: a prompt has" in "\n".join(said("red " * 300))
     assert said("/trace", "red", "/trace")[0] == "(no answer yet)"
-    assert "(a folder does not say what its model has read;" in "\n".join(said("red", "/trace"))
+    assert "(a folder does not record what its model has read;" in "\n".join(said("red", "/trace"))
 
 
 @pytest.fixture(scope="module")
