@@ -57,27 +57,32 @@ class WholeSentences(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the headings of their groups. The types of both arguments are private to Typer."""
-        names = self.list_commands(ctx)
-        commands = {name: command for name in names if (command := self.get_command(ctx, name)) and not command.hidden}
-        grouped = {
-            title: [name for name in grouped_names if name in commands] for title, grouped_names in GROUPS.items()
-        }
-        ungrouped = [name for name in commands if not any(name in group_names for group_names in grouped.values())]
-        for title, group_names in (*grouped.items(), ("Commands", ungrouped)):
-            if group_names:
-                with formatter.section(title):
-                    formatter.write_dl([(name, commands[name].get_short_help_str(limit=1000)) for name in group_names])
+        commands = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command and not command.hidden:
+                commands[name] = command
+        headings = {heading: [name for name in group if name in commands] for heading, group in GROUPS.items()}
+        grouped_names = {name for group in GROUPS.values() for name in group}
+        headings["Commands"] = [name for name in commands if name not in grouped_names]
+        for heading, names in headings.items():
+            if names:
+                with formatter.section(heading):
+                    formatter.write_dl([(name, commands[name].get_short_help_str(limit=1000)) for name in names])
 
 
 @contextmanager
 def masked_output() -> Iterator[None]:
     """Mask credentials of the manifest, settings and store in everything printed inside the context."""
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = cast(TextIO, MaskedStream(sys.stdout)), cast(TextIO, MaskedStream(sys.stderr, True))
+    stdout = sys.stdout
+    stderr = sys.stderr
+    sys.stdout = cast(TextIO, MaskedStream(stdout))
+    sys.stderr = cast(TextIO, MaskedStream(stderr, True))
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams
+        sys.stdout = stdout
+        sys.stderr = stderr
 
 
 app = typer.Typer(
@@ -153,9 +158,9 @@ def open_or_exit(
     try:
         return open_session(manifest, overrides or [], store, until, exactly, verify_inputs, allow_code)
     except ManifestError as error:
-        many = len(error.problems)
+        num_problems = len(error.problems)
         typer.echo(mask_text(str(error)), err=True)
-        fail(f"{many} problem{'s' if many > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
+        fail(f"{num_problems} problem{'s' if num_problems > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
     except (UnknownStageError, SourceError, StoreLocationError, FileNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
 
@@ -179,14 +184,12 @@ def out_file(option: str, path: Path) -> Path:
 
 def refuse_without(context: typer.Context, required_option: str, options: Sequence[str]) -> None:
     """Exit with code 2 if one of `options`, which have no effect without `required_option`, was given."""
-    given_options = [
-        name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    ]
+    given_options = []
+    for name in options:
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            given_options.append("--" + name.replace("_", "-"))
     if given_options:
-        fail(
-            f"{', '.join('--' + name.replace('_', '-') for name in given_options)}: only valid with {required_option}; add it",
-            EXIT_USAGE,
-        )
+        fail(f"{', '.join(given_options)}: only valid with {required_option}; add it", EXIT_USAGE)
 
 
 def why_refused(error: Exception) -> str | None:

@@ -78,8 +78,8 @@ def bench(
     options = {name: value for name, value in area_options.items() if value is not None}
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):
-            owners = " and ".join(owner for owner, names in areas.OPTIONS.items() if name in names)
-            fail(f"--{name.replace('_', '-')} belongs to the area {owners}", EXIT_USAGE)
+            owners = [owner for owner, names in areas.OPTIONS.items() if name in names]
+            fail(f"--{name.replace('_', '-')} belongs to the area {' and '.join(owners)}", EXIT_USAGE)
     if flame is not None:
         out_file("--flame", flame)
     areas.print_rows(area, as_json, markdown, **options)

@@ -18,21 +18,24 @@ MOST_RUNS = 50
 """Number of newest runs that are offered."""
 Offer = tuple[str, str]
 """A completion and its description, which zsh and fish show."""
+KeyInfo = tuple[str, tuple[str, ...]]
+"""First sentence of a key's description, and its possible values if they are finitely many."""
 
 
 def complete_manifest(incomplete: str) -> list[str]:
     """Complete YAML files and folders, and after the first character also named manifests."""
     from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, recipe_names
 
-    named_manifests = [
-        name for name in (DEMO, *(PREFIX + recipe for recipe in recipe_names())) if name.startswith(incomplete)
-    ]
+    named_manifests = []
+    if incomplete:
+        names = [DEMO, *(PREFIX + recipe for recipe in recipe_names())]
+        named_manifests = [name for name in names if name.startswith(incomplete)]
     folder, _, prefix = incomplete.rpartition("/")
     folder_path = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
     try:
         entries = sorted(os.scandir(folder_path), key=lambda entry: entry.name)
     except OSError:
-        return named_manifests if incomplete else []
+        return named_manifests
     folder_prefix = incomplete[: len(incomplete) - len(prefix)]
     completions = []
     for entry in entries:
@@ -42,7 +45,7 @@ def complete_manifest(incomplete: str) -> list[str]:
             completions.append(f"{folder_prefix}{entry.name}/")
         elif entry.name.endswith((".yaml", ".yml")):
             completions.append(folder_prefix + entry.name)
-    return completions + (named_manifests if incomplete else [])
+    return completions + named_manifests
 
 
 def complete_recipe(incomplete: str) -> list[Offer]:
@@ -85,29 +88,31 @@ def complete_setting(ctx: typer.Context, incomplete: str) -> list[Offer]:
     key, equals, prefix = incomplete.partition("=")
     offers = {**manifest_keys(), **source_keys(ctx.params.get("manifest"))}
     if equals:
-        return [(f"{key}={value}", "") for value in offers.get(key, ("", ()))[1] if value.startswith(prefix)]
+        _, values = offers.get(key, ("", ()))
+        return [(f"{key}={value}", "") for value in values if value.startswith(prefix)]
     return [(name, description) for name, (description, _) in offers.items() if name.startswith(incomplete)]
 
 
 @cache
-def manifest_keys() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the first sentence and the possible values of every manifest key except those of a source."""
+def manifest_keys() -> dict[str, KeyInfo]:
+    """Return every manifest key except those of a source."""
     from gristmill.flows.stages.registry import STAGES
     from gristmill.mixtures.load import short_key
     from gristmill.mixtures.manifest import Manifest
 
-    keys: dict[str, tuple[str, tuple[str, ...]]] = {}
+    keys: dict[str, KeyInfo] = {}
     for name, stage in STAGES.items():
-        if stage.section is not None:
-            # Keys of the rules have a short form.
-            keys.update((short_key(key), key_info) for key, key_info in _keys(stage.section, f"{name}."))
-    keys.update(
-        {name: key_info for name, key_info in _keys(Manifest, "") if not name.startswith(("prepare", "sources"))}
-    )
+        if stage.section is None:
+            continue
+        for key, key_info in _keys(stage.section, f"{name}."):
+            keys[short_key(key)] = key_info  # keys of the rules have a short form
+    for key, key_info in _keys(Manifest, ""):
+        if not key.startswith(("prepare", "sources")):
+            keys[key] = key_info
     return keys
 
 
-def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
+def source_keys(manifest: str | None) -> dict[str, KeyInfo]:
     """Return the keys of the manifest's sources, or nothing if the manifest cannot be read."""
     import yaml
 
@@ -120,38 +125,31 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
         names = [str(name) for name in raw["sources"]]
     except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
         return {}
-    return {f"sources.{name}.{key}": key_info for name in names for key, key_info in _keys(Source, "")}
+    keys = {}
+    for name in names:
+        keys.update(_keys(Source, f"sources.{name}."))
+    return keys
 
 
-def _keys(
-    model: Any, prefix: str, ancestors: tuple[Any, ...] = ()
-) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+def _keys(model: Any, prefix: str, ancestors: tuple[Any, ...] = ()) -> Iterator[tuple[str, KeyInfo]]:
     """Yield the keys of a section and its subsections; a section that contains itself is not entered twice."""
     from gristmill.flows.authoring.manifest_reference import alternatives
     from gristmill.mixtures.base import docstrings
 
     for name, field in model.model_fields.items():
-        submodel = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
+        parts = list(alternatives(field.annotation))
+        submodel = next((part for part in parts if hasattr(part, "model_fields")), None)
         if submodel in (model, *ancestors):
             continue
-        if submodel is not None and not _is_list(field.annotation):
+        is_list = any(getattr(part, "__origin__", None) in (list, tuple, dict) for part in parts)
+        if submodel is not None and not is_list:
             yield from _keys(submodel, f"{prefix}{name}.", (*ancestors, model))
             continue
-        values = tuple(str(value) for part in alternatives(field.annotation) for value in _values(part))
-        yield f"{prefix}{name}", (_first_sentence(docstrings(model).get(name, "")), values)
-
-
-def _is_list(annotation: Any) -> bool:
-    from gristmill.flows.authoring.manifest_reference import alternatives
-
-    return any(getattr(part, "__origin__", None) in (list, tuple, dict) for part in alternatives(annotation))
-
-
-def _values(part: Any) -> tuple[Any, ...]:
-    if part is bool:
-        return ("true", "false")
-    return get_args(part) if type(part).__name__ == "_LiteralGenericAlias" else ()
-
-
-def _first_sentence(text: str) -> str:
-    return " ".join(text.split()).partition(". ")[0]
+        values: list[str] = []
+        for part in parts:
+            if part is bool:
+                values += ["true", "false"]
+            elif type(part).__name__ == "_LiteralGenericAlias":
+                values += [str(value) for value in get_args(part)]
+        text = " ".join(docstrings(model).get(name, "").split())
+        yield f"{prefix}{name}", (text.partition(". ")[0], tuple(values))

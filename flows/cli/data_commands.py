@@ -116,7 +116,8 @@ def new(
         label = prefix if has_name else source_name(path, list(looks))
         if label in looks:
             raise SourceError(f"source {label!r} is given twice; rename one of them: NAME=PATH")
-        looks[label], paths[label] = look_at(label, anchored(path)), path
+        looks[label] = look_at(label, anchored(path))
+        paths[label] = path
         typer.echo(f"{label}: {describe(looks[label])}")
         return label
 
@@ -130,12 +131,14 @@ def new(
             ask_for_sources(add_source)
             name = name or typer.prompt("Name of the run", default=next(iter(looks)))
             if not language and not settings:
-                language = typer.prompt(
-                    "Languages to keep, e.g. en de (empty for all)", default="", show_default=False
-                ).split()
+                question = "Languages to keep, e.g. en de (empty for all)"
+                language = typer.prompt(question, default="", show_default=False).split()
             train = train and typer.confirm("Train a model?", default=True)
         name = name or next(iter(looks))
         target = file or Path(f"{name}.yaml")
+        vocabulary = None
+        if tokenizer is not None:
+            vocabulary = read_tokenizer(tokenizer.expanduser(), path_in(target, str(tokenizer)))
         wishes = Wishes(
             name,
             language or [],
@@ -143,13 +146,10 @@ def new(
             train,
             settings,
             language_model and anchored(language_model),
-            None if tokenizer is None else read_tokenizer(tokenizer.expanduser(), path_in(target, str(tokenizer))),
+            vocabulary,
         )
-        text = write_manifest(
-            wishes,
-            {label: place_in(target, path_option, looks[label]) for label, path_option in paths.items()},
-            str(target),
-        )
+        sources = {label: place_in(target, path, looks[label]) for label, path in paths.items()}
+        text = write_manifest(wishes, sources, str(target))
     except typer.Abort:
         fail("nothing was written; to skip the questions, give the data: gristmill new --source PATH", EXIT_USAGE)
     except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
@@ -170,16 +170,15 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
         text = recipe_path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         fail(f"--recipe: {error}", EXIT_USAGE)
-    target, source_names = file or Path(recipe_path.name), list(parse_yaml(text).get("sources", {}))
+    target = file or Path(recipe_path.name)
+    source_names = list(parse_yaml(text).get("sources", {}))
     values: dict[tuple[str, ...], str] = {}
     for argument in sources:
         name, _, path = argument.partition("=")
         if not path or name not in source_names:
-            fail(
-                f"--source {argument!r}: write NAME=PATH{did_you_mean(name, source_names) or ';'} the recipe "
-                + (f"has the sources {', '.join(source_names)}" if source_names else "has no sources"),
-                EXIT_USAGE,
-            )
+            suggestion = did_you_mean(name, source_names) or ";"
+            sources_text = f"has the sources {', '.join(source_names)}" if source_names else "has no sources"
+            fail(f"--source {argument!r}: write NAME=PATH{suggestion} the recipe {sources_text}", EXIT_USAGE)
         values["sources", name, "path"] = path_in(target, path)
     try:
         text = set_keys(text, values)
@@ -228,15 +227,13 @@ def ask_for_sources(add_source: Callable[[str], str]) -> None:
     """Prompt for paths until an empty answer follows at least one source; unreadable paths are prompted for again."""
     from gristmill.dataprep.reading.sources import SourceError
 
-    num_sources = 0
-    while True:
-        question = "Where is your data? (file, glob, folder or URL)" if not num_sources else "More data? (empty: no)"
-        path = typer.prompt(question, default=None if not num_sources else "", show_default=False)
-        if not path:
-            return
+    question = "Where is your data? (file, glob, folder or URL)"
+    default: str | None = None
+    while path := typer.prompt(question, default=default, show_default=False):
         try:
             add_source(path)
-            num_sources += 1
+            question = "More data? (empty: no)"
+            default = ""
         except SourceError as error:
             typer.echo(f"  {error}")
 
@@ -246,12 +243,18 @@ def describe(look: Look) -> str:
     from gristmill.flows.authoring.look_at_data import size
 
     parts = [f"{look.files:,} file{'s' if look.files != 1 else ''}, {size(look.stored_bytes)}"]
-    parts += [f"format {look.format}"] if look.format != "auto" else []
-    parts += [f"text in field {look.text_field!r}"] if look.text_field else []
-    parts += [f"ids in field {look.id_field!r}"] if look.id_field else []
-    parts += ["HTML, to be extracted"] if look.extract else []
-    parts += ["source code"] if look.is_code else []
-    parts += [f"about {size(look.text_bytes)} of text"] if look.text_bytes else []
+    if look.format != "auto":
+        parts.append(f"format {look.format}")
+    if look.text_field:
+        parts.append(f"text in field {look.text_field!r}")
+    if look.id_field:
+        parts.append(f"ids in field {look.id_field!r}")
+    if look.extract:
+        parts.append("HTML, to be extracted")
+    if look.is_code:
+        parts.append("source code")
+    if look.text_bytes:
+        parts.append(f"about {size(look.text_bytes)} of text")
     return ", ".join([*parts, *look.remarks])
 
 
@@ -330,9 +333,8 @@ def sweep(
     session = open_or_exit(manifest, set_, store)
     with training_several():
         model_settings = pairs("--model", model)
-        planned = plan_sweep(
-            manifest, weights, steps, seeds, model_settings, set_ or [], store, pairs("--target", target)
-        )
+        shares = pairs("--target", target)
+        planned = plan_sweep(manifest, weights, steps, seeds, model_settings, set_ or [], store, shares)
         outcomes = launch_sweep(
             planned,
             weights,
@@ -503,7 +505,8 @@ def export_documents(
         )
     except ValidationError as error:
         fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}", EXIT_USAGE)
-    session, observer = open_or_exit(manifest, set_, store), TerminalObserver(plain_console(stderr=True))
+    session = open_or_exit(manifest, set_, store)
+    observer = TerminalObserver(plain_console(stderr=True))
     try:
         summary = publish(session, section, out, observer)
     except (NothingIngestedError, ExportError) as error:
@@ -520,10 +523,11 @@ def export_documents(
         print_json(summary)
         return
     file_bytes = sum(file_info["bytes"] for file_info in summary["files"].values())
+    num_files = len(summary["files"])
+    reused = "" if summary["is_new"] else "; they were already written, so nothing changed"
     typer.echo(
         f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} MB of text in "
-        f"{len(summary['files']):,} file{'s' if len(summary['files']) != 1 else ''} ({file_bytes / 1e6:,.1f} MB)"
-        + ("" if summary["is_new"] else "; they were already written, so nothing changed")
+        f"{num_files:,} file{'s' if num_files != 1 else ''} ({file_bytes / 1e6:,.1f} MB){reused}"
     )
     hint = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
     typer.echo(mask_text(f"{out}: {hint}"))

@@ -37,27 +37,19 @@ def look(
     except SourceError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:
-        print_json(
-            {
-                "name": name,
-                **{
-                    key: getattr(source_look, key)
-                    for key in (
-                        "path",
-                        "formats",
-                        "ignored",
-                        "files",
-                        "stored_bytes",
-                        "text_bytes",
-                        "text_field",
-                        "id_field",
-                        "remarks",
-                    )
-                },
-                **measurements,
-                "manifest": manifest,
-            }
+        keys = (
+            "path",
+            "formats",
+            "ignored",
+            "files",
+            "stored_bytes",
+            "text_bytes",
+            "text_field",
+            "id_field",
+            "remarks",
         )
+        listing = {key: getattr(source_look, key) for key in keys}
+        print_json({"name": name, **listing, **measurements, "manifest": manifest})
     else:
         print_look(name, source_look, measurements, describe)
         typer.echo(f"\nManifest\n{manifest}")

@@ -76,7 +76,7 @@ def chat(
     store: StoreOption = None,
 ) -> None:
     """Chat with a model; answers are streamed."""
-    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, 1)
+    language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, 1)
     from gristmill.flows.models.chat import HELP, converse
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
@@ -160,21 +160,22 @@ def generate(
     if out is not None:
         out_file("--out", out)
     try:
-        prompt_lines, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
-        language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+        prompt_lines = read_prompts(prompts)
+        sampling = Sampling(temperature, top_p, seed)
+        language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, batch)
         generated = generate_lines(language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ())
     except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
+    text = "".join(as_jsonl(generated.lines))
     if out is None:
-        typer.echo("".join(as_jsonl(generated.lines)), nl=False)
+        typer.echo(text, nl=False)
     else:
         with atomic_write(out) as sink:
-            sink.write("".join(as_jsonl(generated.lines)).encode())
+            sink.write(text.encode())
     speed = f"{generated.tokens} tokens, {generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
-    acceptance = (
-        f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft tokens accepted" if scheduler.proposed else ""
-    )
-    typer.echo(speed + acceptance, err=True)
+    if scheduler.proposed:
+        speed += f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft tokens accepted"
+    typer.echo(speed, err=True)
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
@@ -220,7 +221,7 @@ def serve_model(
     from gristmill.flows.models.listening import LOOPBACK, listen, serve
     from gristmill.flows.models.server import make_app, with_api_key
 
-    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+    language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, batch)
     model_name = name or name_of(model)
     try:
         server_socket = listen(host, port)
@@ -247,8 +248,12 @@ def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
         findings = referee(folders)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
-    print_json([finding.as_json() for finding in findings]) if as_json else print_findings(findings)
-    return EXIT_STAGE_FAILED if any(finding.verdict == "DISAGREES" for finding in findings) else 0
+    if as_json:
+        print_json([finding.as_json() for finding in findings])
+    else:
+        print_findings(findings)
+    disagrees = any(finding.verdict == "DISAGREES" for finding in findings)
+    return EXIT_STAGE_FAILED if disagrees else 0
 
 
 def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:
@@ -263,7 +268,7 @@ def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, s
         fail(str(error), EXIT_USAGE)
 
 
-def _opened(
+def _load_model(
     model: str,
     tokenizer: str | None,
     set_: list[str] | None,
@@ -274,15 +279,17 @@ def _opened(
 ) -> tuple[LanguageModel, Scheduler]:
     """Load a model and create its scheduler, or exit with code 2."""
     folders = folders_or_exit(model, tokenizer, set_, store)
-    draft_folders = None if draft is None else folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
+    draft_folders = None
+    if draft is not None:
+        draft_folders = folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
     from gristmill.train.generation.language_model import open_language_model
     from gristmill.train.generation.scheduler import Scheduler
 
     try:
         language = open_language_model(folders.weights, folders.tokenizer)
-        draft_model = (
-            None if draft_folders is None else open_language_model(draft_folders.weights, draft_folders.tokenizer).model
-        )
+        draft_model = None
+        if draft_folders is not None:
+            draft_model = open_language_model(draft_folders.weights, draft_folders.tokenizer).model
         return language, Scheduler(language.model, batch, draft_model, draft_tokens)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
@@ -329,11 +336,11 @@ def evaluate(
         folders = folders_or_exit(model, tokenizer, set_, store)
         if task_file is None or not (task_file.tasks or task_file.suites or task_file.red_team):
             fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team", EXIT_USAGE)
-        selected_tasks = (
-            task_file.tasks
-            if not chat_template
-            else tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in task_file.tasks)
-        )
+        selected_tasks = task_file.tasks
+        if chat_template:
+            selected_tasks = tuple(
+                task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in task_file.tasks
+            )
         section = Evaluate(tasks=selected_tasks, suites=task_file.suites, red_team=task_file.red_team, seed=seed)
         evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section, chat_template)
     except EvaluationError as error:
@@ -386,10 +393,9 @@ def rate(
         from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
 
         other_session = None if other is None else open_or_exit(other, None, store)
+        sampling = (temperature, top_p, seed)
         try:
-            serve_pairs(
-                session, other_session, first, second, prompts, files, (temperature, top_p, seed), max_new_tokens, port
-            )
+            serve_pairs(session, other_session, first, second, prompts, files, sampling, max_new_tokens, port)
         except (RateProblemError, RatingsError) as error:
             fail(str(error), EXIT_USAGE)
         return

@@ -181,7 +181,8 @@ def whatif(
     from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
     from gristmill.flows.stages.registry import TOKENIZE
 
-    before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
+    before = open_or_exit(manifest, None, store)
+    after = open_or_exit(manifest, set_, store)
     try:
         if not set_:
             threshold_rows = thresholds(before)

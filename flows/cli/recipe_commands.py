@@ -64,7 +64,8 @@ def recipes(
     if as_json:
         print_json([{"name": recipe, "about": description} for recipe, description in descriptions.items()])
         return
-    console, table = plain_console(), plain_table(("recipe", False), ("", False))
+    console = plain_console()
+    table = plain_table(("recipe", False), ("", False))
     for recipe, description in descriptions.items():
         table.add_row(recipe, description)
     console.print(table)

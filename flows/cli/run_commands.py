@@ -90,21 +90,21 @@ def run(
     """Run a manifest: committed stages are reused, unfinished ones resumed."""
     from gristmill.flows.running.stage_server import early_server
 
-    settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
+    settings = list(set_ or [])
+    if deterministic:
+        settings.append("engine.deterministic=true")
     with nullcontext() if dry_run else early_server(manifest, settings, store):
         from gristmill.mixtures.yaml_text import did_you_mean
 
         session = open_or_exit(
             manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs, allow_code=not dry_run
         )
-        named_stages = [("--force", name) for name in force or []] + [("--keep", name) for name in keep or []]
-        for option, name in named_stages:
-            if name not in session.plan:
-                fail(
-                    f"{option} {name}: this run has no such stage{did_you_mean(name, session.plan) or ';'} "
-                    f"it has {', '.join(session.plan)}",
-                    EXIT_USAGE,
-                )
+        for option, names in (("--force", force or []), ("--keep", keep or [])):
+            for name in names:
+                if name not in session.plan:
+                    suggestion = did_you_mean(name, session.plan) or ";"
+                    stages = ", ".join(session.plan)
+                    fail(f"{option} {name}: this run has no such stage{suggestion} it has {stages}", EXIT_USAGE)
         if keep and (dry_run or set(keep) & set(force or [])):
             fail("--keep changes the store: it excludes --dry-run, and --force of the same stage", EXIT_USAGE)
         refuse_force_on_hosts(session, bool(force))
@@ -297,8 +297,9 @@ def plan(
         from gristmill.flows.planning.cluster_costs import ENGINES, Prices, plan_on_cluster, print_on_cluster
 
         engines = engine or ["flink"]
-        if unknown := [name for name in engines if name not in ENGINES]:
-            fail(f"--engine {unknown[0]}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
+        for name in engines:
+            if name not in ENGINES:
+                fail(f"--engine {name}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
         cluster_plan = plan_on_cluster(
             session.manifest, tb, engines, workers, document_bytes, Prices(write_price, read_price, core_hour)
         )
@@ -526,15 +527,14 @@ def verify(
     committed = [stage for stage in session.plan if stage in damage or session.committed(stage) is not None]
     if as_json:
         print_json({"committed": committed, "damage": damage})
-    for sentence in (sentence for sentences in damage.values() for sentence in sentences):
-        typer.echo(sentence, err=as_json)
+    for sentences in damage.values():
+        for sentence in sentences:
+            typer.echo(sentence, err=as_json)
+    if not committed:
+        typer.echo(f"no stage is committed yet; run: {session.command('run')}", err=as_json)
+        return
     if not damage:
-        typer.echo(
-            f"all committed files of {len(committed)} stages match their checksums"
-            if committed
-            else f"no stage is committed yet; run: {session.command('run')}",
-            err=as_json,
-        )
+        typer.echo(f"all committed files of {len(committed)} stages match their checksums", err=as_json)
         return
     if not repair:
         fail(f"repair it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
@@ -556,21 +556,15 @@ def gc(
     from gristmill.flows.running.run_records import collect
 
     opened_store = open_store(store)
-    garbage, answers = collect(opened_store, keep_runs, delete), forget_taken_down(opened_store.root, delete)
+    garbage = collect(opened_store, keep_runs, delete)
+    answers = forget_taken_down(opened_store.root, delete)
     if as_json:
-        print_json(
-            {
-                "deleted": delete,
-                "answers": answers,
-                "outputs": [{"path": str(path), "bytes": size} for path, size in garbage],
-            }
-        )
+        outputs = [{"path": str(path), "bytes": size} for path, size in garbage]
+        print_json({"deleted": delete, "answers": answers, "outputs": outputs})
         return
+    outcome = "deleted" if delete else "can be deleted (with --delete)"
     if answers:
-        typer.echo(
-            f"answers about documents that were taken down: {answers:,} "
-            f"{'deleted' if delete else 'can be deleted (with --delete)'}"
-        )
+        typer.echo(f"answers about documents that were taken down: {answers:,} {outcome}")
     if not garbage:
         if not any(opened_store.outputs()):
             typer.echo(f"nothing to delete: {opened_store.root} has no outputs")
@@ -580,6 +574,4 @@ def gc(
     for path, size in garbage:
         typer.echo(f"{size / 1e6:10.1f} MB  {path}")
     total = sum(size for _, size in garbage) / 1e6
-    typer.echo(
-        f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'can be deleted (with --delete)'}"
-    )
+    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {outcome}")

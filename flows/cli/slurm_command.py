@@ -54,17 +54,13 @@ def slurm(
     """Write Slurm batch scripts for a manifest, one per stage, and a script that submits them."""
     from gristmill.flows.running.slurm import Allotment, scripts_of, write_scripts
 
-    file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
     store_location = store or os.environ.get("GRISTMILL_STORE")
     if store_location is None:
         fail("give a store at a path that all hosts share: --store /shared/store", EXIT_USAGE)
-    session = open_or_exit(
-        file,
-        set_,
-        store_location if "://" in store_location else os.path.abspath(store_location),
-        until=until,
-        exactly=True,
-    )
+    if "://" not in store_location:
+        store_location = os.path.abspath(store_location)
+    file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
+    session = open_or_exit(file, set_, store_location, until=until, exactly=True)
     trains = [name for name, node in session.plan.items() if node.stage.trains]
     ranks = session.manifest.engine.num_ranks
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
@@ -73,5 +69,6 @@ def slurm(
             EXIT_USAGE,
         )
     folder = Path(os.path.abspath(out))
-    write_scripts(scripts_of(session, Allotment(array, cores, hosts, gpus, time, sbatch or ()), folder), folder)
+    allotment = Allotment(array, cores, hosts, gpus, time, sbatch or ())
+    write_scripts(scripts_of(session, allotment, folder), folder)
     typer.echo(f"{len(session.plan)} jobs are in {out}; submit them with: {out / 'submit.sh'}")

@@ -72,52 +72,48 @@ def try_(
     as_json: JsonOption = False,
 ) -> None:
     """Run your own function on some documents, and show its effect."""
+    from pydantic import ValidationError
+
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.try_function import kind_of, take_sample, try_reader, try_step
     from gristmill.mixtures.sources import OwnReader
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
     from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
+    from gristmill.mixtures.yaml_text import in_words
 
     session = None if manifest is None else open_or_exit(manifest, set_, store)
     location = on if session is not None or "://" in on else str(Path(on).expanduser().resolve())
+    arguments = pairs("--with", with_)
+    bounds = {"min": pairs("--min", minimums), "max": pairs("--max", maximums), "measures": measures or ()}
     try:
         code = take_code(Own.model_validate({"use": function}).use, Path.cwd())
         chosen_kind = kind_of(code) if kind is None else kind.value
-        section: dict[str, Any] = {"use": code, "with": pairs("--with", with_)}
-        bounds = {"min": pairs("--min", minimums), "max": pairs("--max", maximums), "measures": measures or ()}
+        section: dict[str, Any] = {"use": code, "with": arguments}
         if chosen_kind == "read":
             source = None if session is None else session.manifest.document_sources.get(on)
-            trial = try_reader(
-                OwnReader.model_validate(section), location if source is None else source.path, documents
-            )
+            reader = OwnReader.model_validate(section)
+            trial = try_reader(reader, location if source is None else source.path, documents)
         else:
             section["columns"] = columns or ()
-            step = (
-                OwnAnnotate.model_validate(section | bounds)
-                if chosen_kind == "annotate"
-                else Edit.model_validate(section)
-            )
+            step: OwnAnnotate | Edit
+            if chosen_kind == "annotate":
+                step = OwnAnnotate.model_validate(section | bounds)
+            else:
+                step = Edit.model_validate(section)
             with take_sample(location, session, documents) as sample:
                 trial = try_step(step, sample, documents)
     except (OwnCodeError, SourceError) as error:
         fail(str(error), EXIT_USAGE)
-    except ValueError as error:  # also pydantic's ValidationError: an option that such a step does not have
-        fail(_in_a_sentence(error), EXIT_USAGE)
+    except ValidationError as error:  # such as an option that this kind of step does not have
+        problems = [f"{'.'.join(map(str, item['loc']))}: {in_words(item)}" for item in error.errors()]
+        fail("; ".join(problems), EXIT_USAGE)
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
     trial = {"function": code.reference, "kind": chosen_kind, **trial}
     if as_json:
         print_json(trial)
         return
     show(trial, 1 if session is None else session.manifest.engine.workers)
-
-
-def _in_a_sentence(error: ValueError) -> str:
-    from pydantic import ValidationError
-
-    from gristmill.mixtures.yaml_text import in_words
-
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {in_words(item)}" for item in error.errors())
 
 
 def pairs(option: str, arguments: Sequence[str] | None) -> dict[str, Any]:
@@ -153,10 +149,11 @@ def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
     if trial["kind"] == "read":
         yield from _of_reader(trial)
     for name, column in trial.get("columns", {}).items():
-        yield f"\ncolumn {name}: {_described(column)}"
+        yield f"\ncolumn {name}: {_distribution(column)}"
         if "bars" in column:
             yield f"  {column['bars']}"
-    if edits := trial.get("edits"):
+    edits = trial.get("edits")
+    if edits:
         yield (
             f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: -{edits['bytes_removed']:,} "
             f"+{edits['bytes_added']:,} bytes"
@@ -164,20 +161,24 @@ def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
         for shown_document in edits["shown"]:
             yield f"  {shown_document['locator']}"
             for difference in shown_document["differences"]:
-                yield from (
-                    f"    {mark} {_with_line_ends(difference['left'] + difference[side] + difference['right'])}"
-                    for mark, side in (("-", "before"), ("+", "after"))
-                )
-    if (dropped := trial.get("dropped")) and (dropped["total"] or trial["kind"] == "annotate"):
+                for mark, side in (("-", "before"), ("+", "after")):
+                    text = difference["left"] + difference[side] + difference["right"]
+                    escaped = text.replace("\n", "\\n")
+                    yield f"    {mark} {escaped}"
+    dropped = trial.get("dropped")
+    if dropped and (dropped["total"] or trial["kind"] == "annotate"):
         reasons = ", ".join(f"{reason} {number:,}" for reason, number in dropped["by_reason"].items())
-        yield f"\nwould drop {dropped['total']:,} of {trial['documents']:,}{f': {reasons}' if reasons else ''}"
+        summary = f"\nwould drop {dropped['total']:,} of {trial['documents']:,}"
+        yield f"{summary}: {reasons}" if reasons else summary
         for shown_document in dropped["shown"]:
             values = ", ".join(f"{name} {_value(value)}" for name, value in shown_document["values"].items())
             yield f"  {shown_document['locator']}: {values or shown_document['reason']}"
             yield f"    {_short(shown_document['text'])}"
-    if (errors := trial.get("errors")) and errors["total"]:
+    errors = trial.get("errors")
+    if errors and errors["total"]:
         yield f"\nwould quarantine {errors['total']:,} of {trial['documents']:,}"
-        yield from (f"  {failure['locator']}: {failure['error']}" for failure in errors["shown"])
+        for failure in errors["shown"]:
+            yield f"  {failure['locator']}: {failure['error']}"
     if trial["differs"]:
         yield f"\nnot deterministic: {trial['differs']}"
 
@@ -190,14 +191,16 @@ def _of_reader(trial: Mapping[str, Any]) -> Iterator[str]:
     for record in trial["shown"]:
         yield f"  {record['locator']} {record['metadata']}"
         yield f"    {_short(record['text'])}"
-    yield from (f"  record {record['record']}: {record['error']}" for record in trial["quarantined"][:3])
+    for record in trial["quarantined"][:3]:
+        yield f"  record {record['record']}: {record['error']}"
 
 
-def _described(column: Mapping[str, Any]) -> str:
+def _distribution(column: Mapping[str, Any]) -> str:
     missing = f", {column['missing']:,} missing" if column["missing"] else ""
     if "values" in column:
         counts = ", ".join(f"{_value(value)} {number:,}" for value, number in column["values"].items())
-        return counts + (f", others {column['others']:,}" if column["others"] else "") + missing
+        other_values = f", others {column['others']:,}" if column["others"] else ""
+        return counts + other_values + missing
     return f"{_value(column['min'])} to {_value(column['max'])}, median {_value(column['median'])}{missing}"
 
 
@@ -205,10 +208,6 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "none" if value is None else _short(str(value), MOST_OF_A_VALUE)
-
-
-def _with_line_ends(text: str) -> str:
-    return text.replace("\n", "\\n")
 
 
 def _short(text: str, limit: int = SHOWN_CHARACTERS) -> str:
@@ -220,19 +219,20 @@ def _short(text: str, limit: int = SHOWN_CHARACTERS) -> str:
 def _speed(trial: Mapping[str, Any], workers: int) -> Iterator[str]:
     from gristmill.flows.questions.status import duration
 
-    count, seconds, total = trial.get("records", trial["documents"]), trial["seconds"], trial["whole"]
+    unit = "records" if "records" in trial else "documents"
+    count = trial[unit]
     if not count:
         return
-    unit = "records" if "records" in trial else "documents"
-    yield f"\n{count / max(seconds, 1e-9):,.0f} {unit} per second in one process"
+    yield f"\n{count / max(trial['seconds'], 1e-9):,.0f} {unit} per second in one process"
+    total = trial["whole"]
     if total["seconds"] is None:
         yield f"the total number of {unit} is unknown"
         return
     about = "" if total["is_exact"] else "about "
     if total["seconds"] < 1:
-        yield f"all {about}{total['documents']:,} would take less than a second"
-        return
-    yield (
-        f"all {about}{total['documents']:,} would take {duration(total['seconds'])}"
-        + (f", with {workers} workers {duration(total['seconds'] / workers)}" if workers > 1 else "")
-    )
+        time = "less than a second"
+    else:
+        time = duration(total["seconds"])
+        if workers > 1:
+            time += f", with {workers} workers {duration(total['seconds'] / workers)}"
+    yield f"all {about}{total['documents']:,} would take {time}"
