@@ -187,7 +187,10 @@ def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_lat
     answers.close()
     store = ("--store", str(ran.manifest.parent / "store"))
     assert json.loads(CliRunner().invoke(app, ["gc", *store, "--json"]).stdout)["answers"] == 1
-    assert "answers about documents that were taken down: 1 can be deleted" in CliRunner().invoke(app, ["gc", *store]).stdout
+    assert (
+        "answers about documents that were taken down: 1 can be deleted"
+        in CliRunner().invoke(app, ["gc", *store]).stdout
+    )
     assert b"stone7" in kept()
     assert forget_taken_down(ran.manifest.parent / "store", remove=True) == 1  # `gc --delete`, without the outputs
     assert b"stone7" not in kept()
