@@ -341,11 +341,11 @@ def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> No
 
 
 def test_many_tasks_are_few_elements_and_each_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.dataprep.jobs import tasks
+    from gristmill.dataprep.jobs import tasks as jobs_tasks
 
-    monkeypatch.setattr(tasks, "MOST_ELEMENTS", 4)
+    monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
-    assert [len(group) for group in tasks.in_groups(planned)] == [8, 8, 7, 7]
+    assert [len(group) for group in jobs_tasks.in_groups(planned)] == [8, 8, 7, 7]
     _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, "engine"), PARTITIONS)
     assert arrived(sent) == expected(planned)
     assert calls(log) == sorted(task.name for task in planned)
