@@ -1,4 +1,4 @@
-"""What every section of a manifest is made of: strict models, bounded numbers, paths of outside files."""
+"""Building blocks of the manifest's sections: strict models, bounded numbers, paths of outside files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RECIPE = "recipe"
 
 
 class Section(BaseModel):
-    """A part of the manifest: unknown keys are errors, values never change after validation."""
+    """A part of the manifest. Unknown keys are errors, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     added: ClassVar[Collection[str]] = ()
-    """Keys that recipes omit at their default, so that adding a key changes no fingerprint."""
+    """Keys that recipes omit at their default, so that a new key does not change fingerprints."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -44,7 +44,7 @@ class Section(BaseModel):
 
     @classmethod
     def described(cls, schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """A JSON schema of the section with what is said of each setting."""
+        """Return a JSON schema of the section with the description of each setting."""
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, text in docstrings(cls).items():
             if name in properties:
@@ -65,54 +65,52 @@ class Section(BaseModel):
 
 @cache
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """What is said of each setting: its `description`, or the docstring below it, in this class or a base of it.
+    """Return the description of each setting: its `description`, or the docstring below it, in this class or a base.
 
-    Docstrings are read from the source. Only whoever asks pays for that: pydantic's own way of keeping them takes two
-    fifths of the time in which a manifest's sections are imported, by every command.
+    Docstrings are read from the source, on demand: pydantic's own way of keeping them takes two fifths of the time in
+    which every command imports the sections of a manifest.
     """
-    below: dict[str, str | None] = {}
+    texts_below: dict[str, str | None] = {}
     for base in reversed(section.__mro__):
         if base.__module__.startswith("gristmill."):
-            below.update(_written_below(base))
-    said = {name: field.description or below.get(name) for name, field in section.model_fields.items()}
-    return {name: text for name, text in said.items() if text}
+            texts_below.update(_written_below(base))
+    descriptions = {name: field.description or texts_below.get(name) for name, field in section.model_fields.items()}
+    return {name: text for name, text in descriptions.items() if text}
 
 
 def _written_below(section: type) -> Iterator[tuple[str, str | None]]:
-    """The settings that a class itself has, and the docstring of each."""
+    """Yield the settings that a class itself defines, with the docstring of each."""
     try:
         definition = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    except OSError:  # it was made by `create_model`
+    except OSError:  # the class comes from `create_model`
         return
     assert isinstance(definition, ast.ClassDef)
     for setting, below in pairwise([*definition.body, ast.Pass()]):
         if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
-            yield (
-                setting.target.id,
-                (
-                    inspect.cleandoc(below.value.value)
-                    if isinstance(below, ast.Expr)
-                    and isinstance(below.value, ast.Constant)
-                    and isinstance(below.value.value, str)
-                    else None
-                ),
-            )
+            text = None
+            if (
+                isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                text = inspect.cleandoc(below.value.value)
+            yield setting.target.id, text
 
 
 class Seeded(Section):
-    """A section with a `seed` of its own, which is the manifest's if absent."""
+    """A section with its own `seed`; the manifest's if absent."""
 
     if TYPE_CHECKING:
         seed: int | None
 
     @property
     def key_seed(self) -> int:
-        """What keys are derived from (`dataprep.seeds`); a stage is given the manifest's seed for an absent one."""
+        """Seed from which keys are derived (`core.seeds`); a stage receives the manifest's seed for an absent one."""
         return 0 if self.seed is None else self.seed
 
 
 class Judging(Section):
-    """What every preparing stage has in common."""
+    """Settings of every preparing stage."""
 
     sources: tuple[str, ...] | None = None
     """Judge only these sources; documents of the others pass unjudged."""
@@ -121,14 +119,14 @@ class Judging(Section):
 
     @property
     def edits_text(self) -> bool:
-        """Whether the stage changes texts, beside keeping or dropping them."""
+        """True if the stage changes texts besides keeping or dropping them."""
         return False
 
 
 class OutsidePath(str):
     """A file, glob, folder or URL that is not an output of a stage.
 
-    A relative one is relative to the manifest's folder; what it names is part of a fingerprint by content, not by path.
+    A relative path is relative to the manifest's folder. Fingerprints contain its content, not the path.
     """
 
     @classmethod

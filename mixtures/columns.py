@@ -1,4 +1,4 @@
-"""The names that columns of documents may have, where a manifest gives them."""
+"""Names of document columns that a manifest may set."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ RESERVED = (
     "tokens",
     "bytes",
 )
-"""Names of columns that mean something else."""
+"""Column names with another meaning."""
 _COLUMN = re.compile(r"^[A-Za-z_]\w*$")
 
 
 def check_column(name: str) -> str:
-    """The name of a column that a step measures.
+    """Check the name of a column that a step measures.
 
     Raises:
-        ValueError: it is none, or means something else.
+        ValueError: it is not a column name, or is reserved.
     """
     if not _COLUMN.match(name):
         raise ValueError(f"{name!r} cannot be a column: letters, digits and _ only, and no digit first")
     if name in RESERVED:
-        raise ValueError(f"{name!r} means something else of a document; call the column otherwise")
+        raise ValueError(f"{name!r} has another meaning for documents; choose another name for the column")
     return name
 
 

@@ -1,4 +1,4 @@
-"""A source whose documents a language model writes, from documents of other sources of the same manifest.
+"""A source whose documents a language model writes from documents of other sources of the same manifest.
 
 sources:
   web:    {path: web.jsonl}
@@ -31,7 +31,7 @@ Style = Literal[
 
 
 class ParentStep(Section):
-    """One step that chooses among the parents, such as `{filter: {...}}`."""
+    """One step that selects parents, such as `{filter: {...}}`."""
 
     filter: Filter | None = None
     dedup: Dedup | None = None
@@ -44,80 +44,76 @@ class ParentStep(Section):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > 1:  # as it was dumped, with those that it is not
-            return {key: item for key, item in value.items() if item is not None}
-        return (
-            {value: {}}
-            if isinstance(value, str)
-            else (
-                {key: {} if item is None else item for key, item in value.items()} if isinstance(value, dict) else value
-            )
-        )
+        if isinstance(value, dict) and len(value) > 1:  # a dump, which also holds the keys of the other steps
+            return {key: settings for key, settings in value.items() if settings is not None}
+        if isinstance(value, dict):
+            return {key: {} if settings is None else settings for key, settings in value.items()}
+        return {value: {}} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_that_only_judges(self) -> Self:
         if len(self.model_fields_set) != 1:
-            raise ValueError(f"one step per entry, one of {', '.join(type(self).model_fields)}")
+            raise ValueError(f"write one step per entry, one of {', '.join(type(self).model_fields)}")
         if self.config.edits_text:
-            raise ValueError(f"{self.stage}: parents are taken whole; let it change no text")
+            raise ValueError(f"{self.stage}: parents are read unedited; remove the settings that change text")
         return self
 
     @property
     def stage(self) -> str:
-        """The name of the stage."""
+        """Name of the stage."""
         return next(iter(self.model_fields_set))
 
     @property
     def config(self) -> Judging:
-        """Its settings."""
+        """Settings of the step."""
         config: Judging = getattr(self, self.stage)
         return config
 
 
 class Generate(Section):
-    """How new documents are made from documents; see docs/judges.md."""
+    """Generation of new documents from existing ones; see docs/judges.md."""
 
     added: ClassVar[Collection[str]] = ("others",)
 
     parents: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Sources whose documents they are made from. One that is generated itself may be among them."""
+    """Sources of the documents from which new ones are written. A generated source may be among them."""
     model: AskedModel
-    """Who writes."""
+    """The model that writes."""
     style: Style = "rephrase"
     """`rephrase` says the same in other words; `question_answer` asks about the text and answers; `textbook` and
-    `summary`; `translate`, which needs `language`; `continue` goes on where the text is cut; `instruction` is a request
-    that the text fulfils, with the text behind it, and `answer` the other way round: a text that fulfils the request
-    which the parent is; `persona` lets one of `personas` write about the subject."""
+    `summary` rewrite it; `translate` needs `language`; `continue` continues the cut text; `instruction` writes a
+    request that the text fulfils, followed by the text, and `answer` the reverse: a text that fulfils the request in
+    the parent; `persona` lets one of `personas` write about the subject."""
     template: OutsidePath | None = None
-    """A file with a prompt of your own instead, as a Jinja template of `text`, `source`, `locator`, `url`, `metadata`,
-    `persona`, `language`, `number` (which of several documents of one parent, from 0) and `others`."""
+    """A file with your own prompt instead, as a Jinja template of `text`, `source`, `locator`, `url`, `metadata`,
+    `persona`, `language`, `number` (index from 0 among the new documents of one parent) and `others`."""
     others: Annotated[int, Field(ge=0)] = 0
-    """Further parents of each new document, chosen by the hash of their ids among those of its shard: a template finds
-    their texts in the list `others`. All of them are its parents, for `trace`, `takedown` and licences too."""
+    """Number of further parents per new document, chosen by the hash of their ids from its shard: a template finds
+    their texts in the list `others`. All of them count as its parents, also for `trace`, `takedown` and licences."""
     per_document: Positive = 1
-    """New documents of each parent. A model of temperature 0 writes the same one again, unless the template, or a
-    persona, differs."""
+    """Number of new documents per parent. At temperature 0 a model writes the same document again, unless the template
+    or the persona differs."""
     personas: tuple[str, ...] | OutsidePath = ()
-    """Who may be writing, one of them by chance for each new document: a list, or a file with one a line."""
+    """Personas, of which one is drawn for each new document: a list, or a file with one per line."""
     language: str | None = None
-    """What `translate` translates into, in words that the model knows: `German`."""
+    """Target language of `translate`, in words that the model knows: `German`."""
     prepare: tuple[ParentStep, ...] = ()
-    """Steps that choose among the parents, with the keys that they have in the manifest's `prepare`; that one judges
-    all documents afterwards, the new ones too. All parents count if absent."""
+    """Steps that select parents, with the same keys as in the manifest's `prepare`, which later judges all documents,
+    including the new ones. If absent, all documents of `parents` are used."""
     share: Fraction = 1.0
-    """Of the parents, chosen by the hash of their ids."""
+    """Share of the parents to use, chosen by the hash of their ids."""
     limit: Positive | None = None
-    """At most so many parents, chosen in the same way."""
+    """Largest number of parents, chosen in the same way."""
     characters: Positive = 12000
-    """Of a parent, from its beginning, that the model reads."""
+    """Characters of a parent that the model reads, from the beginning."""
     shortest: Positive = 1
-    """Characters: what is shorter is dropped (`generate/short`)."""
+    """Characters of the shortest new document; shorter ones are dropped (`generate/short`)."""
     cut: Literal["drop", "keep"] = "drop"
-    """What happens to a text that ended at `model.max_tokens`: it is dropped (`generate/cut`), or kept as it is."""
+    """Treatment of a text that ended at `model.max_tokens`: dropped (`generate/cut`), or kept as it is."""
     max_quarantined: Fraction = 0.05
     """Share of requests that the endpoint may refuse before the stage fails."""
     seed: int | None = None
-    """Of the choice of parents and personas; the manifest's if absent."""
+    """Seed of the choice of parents and personas; the manifest's if absent."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -126,12 +122,12 @@ class Generate(Section):
         if self.template is None and self.style == "persona" and not self.personas:
             raise ValueError("style persona needs `personas`, a list or a file")
         if self.template is None and self.others:
-            raise ValueError("others are for a `template` of your own that shows them; give one, or remove `others`")
+            raise ValueError("`others` needs a `template` of your own that shows them; give one, or remove `others`")
         return self
 
 
 class GeneratedSource(Mixed):
-    """One named source of documents that a language model writes."""
+    """A named source of documents that a language model writes."""
 
     TAG: ClassVar[str] = "(generated)"
     generate: Generate
@@ -139,10 +135,9 @@ class GeneratedSource(Mixed):
 
 def _tag_of(value: Any) -> str:
     if isinstance(value, dict):
-        return next(
-            (tag for key, tag in (("generate", GeneratedSource.TAG), ("tokens", TokenSource.TAG)) if key in value),
-            Source.TAG,
-        )
+        if "generate" in value:
+            return GeneratedSource.TAG
+        return TokenSource.TAG if "tokens" in value else Source.TAG
     return next((kind.TAG for kind in (GeneratedSource, TokenSource) if isinstance(value, kind)), Source.TAG)
 
 
@@ -152,11 +147,11 @@ AnySource = Annotated[
     | Annotated[GeneratedSource, Tag(GeneratedSource.TAG)],
     Discriminator(_tag_of),
 ]
-"""A source of documents, with the key `tokens` one of tokens, with the key `generate` one of new documents."""
+"""A source of documents; with the key `tokens` a source of tokens, with the key `generate` one of new documents."""
 
 
 def generation_order(sources: dict[str, GeneratedSource]) -> list[str]:
-    """The generated sources, each behind those that it is made from; a valid manifest has no circles."""
+    """Return the generated sources, each after those from which it is made; a valid manifest has no cycles."""
     waiting, placed = dict(sources), list[str]()
     while waiting:
         ready = next(

@@ -1,4 +1,4 @@
-"""The section `model`: the shape of the decoder, by its sizes or by a preset's name, and what it starts from."""
+"""The section `model`: shape and initial weights of the decoder, from sizes, a preset or a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gristmill.mixtures.user_code import BuiltInOrOwn
 
 _LLAMA_3 = {"rope_theta": 500_000.0}
 FFN_MULTIPLE = 64
-"""What the width of a feed-forward layer is rounded up to, where none is given."""
+"""Multiple to which the width of a feed-forward layer is rounded up if the manifest does not set it."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "llama-1m": {"layers": 4, "width": 128, "heads": 4},
@@ -54,7 +54,7 @@ of meta-llama/Llama-3.2-1B and -3B, without the stretched context), 8b is Llama 
 
 
 def expand(values: Any) -> Any:
-    """A section `model` whose preset is replaced by the keys that it stands for; the name itself stays.
+    """Replace the preset of a section `model` by the keys that it stands for; the preset's name stays.
 
     Raises:
         ValueError: no preset has that name.
@@ -63,44 +63,44 @@ def expand(values: Any) -> Any:
         return values
     name = values["preset"]
     if name not in PRESETS:
-        raise ValueError(f"preset {name!r} is none of {', '.join(PRESETS)}")
+        raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
     return {**PRESETS[name], **values}
 
 
 Initialisation = Literal["gpt2", "llama", "neox", "mitchell"]
 NOT_OF_THE_SHAPE = ("init_from", "document_mask")
-"""Keys that go with `init_from`; all others are the checkpoint's own."""
+"""Keys that are allowed beside `init_from`; the checkpoint decides all others."""
 
 
 class RopeScaling(Section):
-    """How rotary positions are stretched, for contexts longer than a model was trained on.
+    """Stretching of rotary positions, for contexts longer than those that a model was trained on.
 
     The frequencies are those of transformers' modeling_rope_utils.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
-    """`linear`: all frequencies over `factor` (Chen et al. 2023). `llama3`: only the slow ones, with a ramp between
-    (Llama 3.1). `yarn`: likewise by rotations, with warmer attention (Peng et al. 2023)."""
+    """`linear`: divide all frequencies by `factor` (Chen et al. 2023). `llama3`: divide only the low ones, with a ramp
+    between (Llama 3.1). `yarn`: likewise by rotations, with warmer attention (Peng et al. 2023)."""
     factor: PositiveFloat
-    """How many times longer contexts become."""
+    """Factor by which contexts become longer."""
     original_length: Positive | None = None
-    """`llama3`, `yarn`: tokens per row before the stretching."""
+    """`llama3`, `yarn`: tokens per row before stretching."""
     low_freq_factor: PositiveFloat = 1.0
-    """`llama3`: wavelengths over `original_length` / this are stretched in full (Llama 3.1: 1)."""
+    """`llama3`: wavelengths above `original_length` / this are stretched in full (Llama 3.1: 1)."""
     high_freq_factor: PositiveFloat = 4.0
-    """`llama3`: wavelengths under `original_length` / this are left alone (Llama 3.1: 4)."""
+    """`llama3`: wavelengths below `original_length` / this are unchanged (Llama 3.1: 4)."""
     beta_fast: PositiveFloat = 32.0
-    """`yarn`: channels with more rotations in `original_length` are left alone (Peng et al. 2023: 32)."""
+    """`yarn`: channels with more rotations in `original_length` are unchanged (Peng et al. 2023: 32)."""
     beta_slow: PositiveFloat = 1.0
     """`yarn`: channels with fewer rotations are stretched in full (Peng et al. 2023: 1)."""
     attention_factor: PositiveFloat | None = None
-    """`yarn`: what queries and keys are multiplied with; 0.1 ln(`factor`) + 1 if absent (Peng et al. 2023, eq. 22)."""
+    """`yarn`: factor of queries and keys; 0.1 ln(`factor`) + 1 if absent (Peng et al. 2023, eq. 22)."""
 
     @model_validator(mode="after")
     def _keys_of_its_kind(self) -> RopeScaling:
         if self.kind != "linear" and self.original_length is None:
             raise ValueError(f"kind {self.kind} needs original_length, the tokens per row before the stretching")
-        own = {
+        keys_of_kind = {
             "linear": set[str](),
             "llama3": {"original_length", "low_freq_factor", "high_freq_factor"},
             "yarn": {"original_length", "beta_fast", "beta_slow", "attention_factor"},
@@ -110,21 +110,21 @@ class RopeScaling(Section):
             for name, field in type(self).model_fields.items()
             if name not in ("kind", "factor") and getattr(self, name) != field.default
         }
-        if changed - own:
-            raise ValueError(f"kind {self.kind} has no {', '.join(sorted(changed - own))}; remove it")
+        if changed - keys_of_kind:
+            raise ValueError(f"kind {self.kind} has no {', '.join(sorted(changed - keys_of_kind))}; remove it")
         return self
 
 
 class Moe(Section):
-    """A mixture of experts in place of every feed-forward layer, routed as Mixtral does (Jiang et al. 2024)."""
+    """A mixture of experts that replaces every feed-forward layer, routed as in Mixtral (Jiang et al. 2024)."""
 
     experts: Positive
-    """Feed-forward layers to choose from, each `ffn_width` wide."""
+    """Number of feed-forward layers to choose from, each `ffn_width` wide."""
     experts_per_token: Positive = 2
-    """How many of them each token goes through, by the largest router probabilities (Mixtral: 2)."""
+    """Number of experts that process each token: those with the largest router probabilities (Mixtral: 2)."""
     load_balancing: float = Field(default=0.01, ge=0.0)
-    """Weight of the loss that keeps experts equally busy (Fedus et al. 2021, equations 4 to 6: 0.01), taken row by row
-    (DeepSeek-V3, section 2.1.2), so that it does not depend on how a batch is cut."""
+    """Weight of the loss that keeps experts equally busy (Fedus et al. 2021, equations 4 to 6: 0.01), computed per row
+    (DeepSeek-V3, section 2.1.2), so that it does not depend on how a batch is split."""
 
     @model_validator(mode="after")
     def _enough_experts(self) -> Moe:
@@ -134,13 +134,13 @@ class Moe(Section):
 
 
 class GivenModel(Section):
-    """A model that was trained elsewhere, to be tuned, measured or exported without `sources`, `mix` or `pretrain`.
+    """A model trained elsewhere, to be tuned, measured or exported without `sources`, `mix` or `pretrain`.
 
-    The tokenizer and the chat template come from its folder unless the section `tokenizer` gives others."""
+    The tokenizer and the chat template come from its folder unless the section `tokenizer` sets others."""
 
     path: OutsidePath
-    """A folder that transformers loads, or one that `export` wrote: config.json, model.safetensors (or its shards) and
-    tokenizer.json, of one of the decoders of docs/reference/model-families.md."""
+    """A folder that transformers loads or that `export` wrote: config.json, model.safetensors (or its shards) and
+    tokenizer.json, for one of the decoders of docs/reference/model-families.md."""
 
 
 class Model(BuiltInOrOwn):
@@ -151,23 +151,23 @@ class Model(BuiltInOrOwn):
     added = ("mup_base_width",)
 
     preset: str | None = Field(default=None, exclude=True)
-    """Name of sizes that other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`, `llama-350m`,
-    `llama-1b`, `llama-3b`, `llama-8b`, `moe-4m`, `moe-8x125m`, `moe-8x7b`."""
+    """Name of a set of sizes, which other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`,
+    `llama-350m`, `llama-1b`, `llama-3b`, `llama-8b`, `moe-4m`, `moe-8x125m`, `moe-8x7b`."""
     init_from: OutsidePath | None = None
-    """A folder as Hugging Face has it (config.json, safetensors) whose model is trained on, of one of the families of
-    docs/reference/model-families.md. Its config.json then decides the shape, and the tokenizer has to be its own
-    (`tokenizer: {path: .../tokenizer.json}`); the rows of the mixture become its context length. Rows that are longer
-    than its sliding window are an error."""
+    """A folder in Hugging Face's format (config.json, safetensors) whose model is trained further; it must be of one of
+    the families of docs/reference/model-families.md. Its config.json decides the shape, and the tokenizer must be its
+    own (`tokenizer: {path: .../tokenizer.json}`); the mixture's row length becomes its context length. Rows longer than
+    its sliding window are an error."""
     layers: Positive = 4
-    """Decoder blocks."""
+    """Number of decoder blocks."""
     width: Positive = 128
     """Width of the residual stream (transformers: hidden_size)."""
-    heads: Positive = 4
+    """Number of query heads."""
     """Query heads."""
     kv_heads: Positive | None = None
-    """Key and value heads (grouped-query attention); as many as `heads` if absent."""
+    """Number of key and value heads (grouped-query attention); the same as `heads` if absent."""
     head_width: Positive | None = None
-    """Channels per head; `width` over `heads` if absent."""
+    """Channels per head; `width` / `heads` if absent."""
     ffn_width: Positive | None = None
     """Width of the SwiGLU layer; 8/3 of `width`, rounded up to a multiple of 64, if absent."""
     moe: Moe | None = None
@@ -181,42 +181,45 @@ class Model(BuiltInOrOwn):
     qk_norm: bool = False
     """Normalise queries and keys per head before they are rotated (Qwen3), which keeps attention logits small."""
     tied_embeddings: bool = True
-    """Use the input embedding as output layer too."""
+    """Use the input embedding as the output layer too."""
     document_mask: bool = False
-    """Let a token attend only to its own document, whose positions then count from 0; otherwise to its whole row."""
+    """Let a token attend only to its own document, whose positions then count from 0; otherwise it attends to its whole
+    row."""
     init: Initialisation = "gpt2"
-    """First weights. `gpt2`: normal, deviation 0.02, what ends in a residual connection over sqrt(2 layers) (Radford et
-    al. 2019, section 2.3; Megatron-LM). `llama`: torchtitan's Llama 3: embeddings with deviation 1, inner matrices
-    0.02, residual ends and up projections 0.02 / sqrt(2 (layer + 1)), the output layer 1 / sqrt(`width`) cut at 3
-    deviations. `neox`: sqrt(2 / (5 `width`)) (Nguyen & Salazar 2019) and 2 / (layers sqrt(`width`)) at residual ends
-    (GPT-NeoX-20B, Black et al. 2022). `mitchell`: 1 / sqrt(fan in), over sqrt(2 (layer + 1)) at residual ends, cut at
-    3 deviations (OLMo, Groeneveld et al. 2024)."""
+    """Initial weights. `gpt2`: normal with deviation 0.02, divided by sqrt(2 layers) where a matrix ends in a residual
+    connection (Radford et al. 2019, section 2.3; Megatron-LM). `llama`: torchtitan's Llama 3: embeddings with deviation
+    1, inner matrices 0.02, residual ends and up projections 0.02 / sqrt(2 (layer + 1)), the output layer 1 /
+    sqrt(`width`) cut at 3 deviations. `neox`: sqrt(2 / (5 `width`)) (Nguyen & Salazar 2019) and 2 / (layers
+    sqrt(`width`)) at residual ends (GPT-NeoX-20B, Black et al. 2022). `mitchell`: 1 / sqrt(fan in), divided by sqrt(2
+    (layer + 1)) at residual ends, cut at 3 deviations (OLMo, Groeneveld et al. 2024)."""
 
     mup_base_width: Positive | None = None
-    """The width at which learning rate and initialisation were found: first weights, and the rates of matrices, are
-    scaled such that they hold at `width` (muP: Yang & Hu 2021, "Tensor Programs V", table 8), where the channels of a
-    head stay as they were. A model of that width itself is as without this key. See docs/size-and-laws.md."""
+    """Width at which the learning rate and the initialisation were tuned. Initial weights and the learning rates of
+    matrices are scaled so that they hold at `width` (muP: Yang & Hu 2021, "Tensor Programs V", table 8); the channels
+    per head must stay the same. A model of exactly that width trains as without this key. See docs/size-and-laws.md."""
 
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("init_from") is not None:
-            # Defaults are what a dump of this section holds; only what differs was asked for.
+            # A dump of this section holds all defaults; only a value that differs was set by the user.
             fields = cls.model_fields
-            given = [
+            conflicting_keys = [
                 name
                 for name, value in values.items()
                 if name in fields and name not in NOT_OF_THE_SHAPE and value != fields[name].default
             ]
-            if given:
-                raise ValueError(f"with init_from the checkpoint's config.json decides {', '.join(given)}; remove it")
+            if conflicting_keys:
+                raise ValueError(
+                    f"with init_from the checkpoint's config.json decides {', '.join(conflicting_keys)}; remove it"
+                )
         return expand(values)
 
     @model_validator(mode="after")
     def _own_has_its_options(self) -> Model:
         if unused := self.unused_beside_own("document_mask"):
             raise ValueError(
-                f"model.{unused[0]} means nothing to a model of your own; give it as an option, under "
+                f"model.{unused[0]} has no effect on a model of your own; give it as an option, under "
                 "`with`, or remove it"
             )
         return self
@@ -224,8 +227,8 @@ class Model(BuiltInOrOwn):
     @model_validator(mode="after")
     def _can_be_scaled(self) -> Model:
         if self.mup_base_width is not None and (self.init != "gpt2" or self.moe is not None):
-            what = "init: gpt2" if self.init != "gpt2" else "dense layers, whose every matrix it knows"
-            raise ValueError(f"mup_base_width needs {what}; remove one of the two")
+            requirement = "init: gpt2" if self.init != "gpt2" else "dense layers, all of whose matrices it knows"
+            raise ValueError(f"mup_base_width needs {requirement}; remove one of the two")
         return self
 
     @model_validator(mode="after")
@@ -240,15 +243,16 @@ class Model(BuiltInOrOwn):
 
     @property
     def feed_forward_width(self) -> int:
-        """Width of the SwiGLU layer: what is given, or what follows from `width`."""
+        """Width of the SwiGLU layer: `ffn_width`, or a width derived from `width`."""
         return self.ffn_width or math.ceil(8 * self.width / 3 / FFN_MULTIPLE) * FFN_MULTIPLE
 
     @property
     def layer_weights(self) -> int:
-        """Weights of all matrices in the layers; of the experts those that a token goes through, and the router."""
+        """Number of weights in the matrices of the layers; of experts, only those that process a token, and the
+        router."""
         channels = self.head_width or self.width // self.heads
         attention = 2 * self.width * channels * (self.heads + (self.kv_heads or self.heads))
-        experts = (self.moe.experts_per_token, self.moe.experts) if self.moe else (1, 0)
-        return self.layers * (
-            attention + 3 * self.width * self.feed_forward_width * experts[0] + self.width * experts[1]
-        )
+        expert_copies = self.moe.experts_per_token if self.moe else 1
+        router_outputs = self.moe.experts if self.moe else 0
+        feed_forward = 3 * self.width * self.feed_forward_width * expert_copies
+        return self.layers * (attention + feed_forward + self.width * router_outputs)

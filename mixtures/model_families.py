@@ -1,4 +1,4 @@
-"""Families of published models that are computed here: the one list that messages and pages show."""
+"""Families of published models that gristmill itself implements: the one list for messages and pages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FAMILIES = {
     "bert": "BERT",
     "t5": "T5 1.1",
 }
-"""`model_type` of a config.json -> what people call its models."""
+"""`model_type` of a config.json -> common name of its models."""
 
 
 def describe_families() -> str:
-    """`llama (Llama), mistral (Mistral), ...`."""
+    """Return `llama (Llama), mistral (Mistral), ...`."""
     return ", ".join(f"{model_type} ({name})" for model_type, name in FAMILIES.items())

@@ -54,7 +54,7 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tupl
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
     """What the source of a reader shows to be wrong, without running it."""
     for source, section in manifest.document_sources.items():
-        if section.read is not None and (wrong := misfit(section.read, given=1)) is not None:
+        if section.read is not None and (wrong := misfit(section.read, num_positional=1)) is not None:
             yield ("sources", source, "read"), wrong
 
 

@@ -108,7 +108,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)
         takes_tools = found is not None and "tools" in (*found.required, *found.optional)
-        if (wrong := misfit(section.chat_formatter, given=2 if takes_tools else 1)) is not None:
+        if (wrong := misfit(section.chat_formatter, num_positional=2 if takes_tools else 1)) is not None:
             yield (STAGE.name, "chat_formatter"), wrong
     try:
         template = read_template(section)

@@ -1,4 +1,4 @@
-"""The tools that a model may call while it answers in reinforcement learning."""
+"""Tools that a model may call while it answers in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from gristmill.mixtures.user_code import OwnCall, OwnCodeError, OwnFunction
 
 
 class Tool(Section):
-    """What all tools have in common."""
+    """Settings of every tool."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """What the model calls it; its kind if absent, or its function. No two may have the same."""
+    """Name of the tool for the model; its kind, or its function, if absent. Names must be distinct."""
 
 
 class CalculatorTool(Tool):
-    """Works out an `expression`: numbers, `+ - * / // % **`, parentheses, sqrt, abs, round, min, max."""
+    """Evaluates an `expression`: numbers, `+ - * / // % **`, parentheses, sqrt, abs, round, min, max."""
 
     kind: Literal["calculator"]
-    """Names this tool."""
+    """Selects this tool."""
 
 
 class PythonTool(Tool):
-    """Runs `code` in a sandbox of bubblewrap, without network, processes, or files but the standard library's, and
-    answers with its output. Needs bubblewrap 0.8 and libseccomp: docs/how-to/training/tools-in-rl.md."""
+    """Runs `code` in a bubblewrap sandbox without network, other processes, or files except the standard library's, and
+    returns its output. Needs bubblewrap 0.8 and libseccomp: docs/how-to/training/tools-in-rl.md."""
 
     kind: Literal["python"]
-    """Names this tool."""
+    """Selects this tool."""
     seconds: Annotated[int, Field(gt=0, le=600)] = 5
-    """Of computing; of the clock it may take four times as many."""
+    """Limit of processor time in seconds; the limit of wall-clock time is four times as long."""
     memory_mb: Annotated[int, Field(ge=64)] = 256
-    """Most memory of the process, Python's own 30 MB included."""
+    """Memory limit of the process in MB, including the 30 MB of Python itself."""
 
 
 class SearchTool(Tool):
-    """Finds the documents that have the words of a `query`, by BM25, and answers the best with their texts."""
+    """Finds documents with the words of a `query` by BM25, and returns the best with their texts."""
 
     kind: Literal["search"]
-    """Names this tool."""
+    """Selects this tool."""
     path: OutsidePath | None = None
-    """JSON lines or Parquet with `text`, and perhaps `title`; the documents that the run has kept if absent."""
+    """JSON lines or Parquet with `text`, and optionally `title`; the documents that the run kept if absent."""
     top: Positive = 3
-    """Documents of an answer."""
+    """Number of documents in an answer."""
     characters: Positive = 600
-    """Of each document's text, around the first word that was looked for."""
+    """Characters of each document's text, around the first word of the query that it contains."""
 
 
 class OwnTool(Tool, OwnCall):
-    """A function of your own: `use: ./tools.py:weather`, in place of a kind. Its arguments are the tool's, the first
-    paragraph of its docstring says what it does, and what it returns is the answer, as text or JSON; what it raises is
-    the tool's error."""
+    """A function of your own: `use: ./tools.py:weather` instead of a kind. Its parameters are the tool's, the first
+    paragraph of its docstring is the tool's description, and its return value is the answer, as text or JSON; an
+    exception becomes the tool's error."""
 
     kind: Literal["own"] = "own"
-    """Need not be given beside `use`."""
+    """May be left out beside `use`."""
     time_limit_seconds: PositiveFloat = 30.0
-    """For one call; what takes longer is answered with an error. Native code is seen when it returns."""
+    """Time limit per call; a call that takes longer is answered with an error. Native code is only stopped when it
+    returns."""
 
     def check_code(self, code: OwnFunction) -> None:
-        """See that it says what it does, as far as its source is at hand; see `OwnPlace.check_code`."""
+        """Check that the function has a docstring, if its source is available; see `OwnPlace.check_code`."""
         definition = code.definition()
         if definition is not None and not ast.get_docstring(definition):
             raise OwnCodeError(
-                f"{code.place}: {code.name} has no docstring, from which the model knows what the tool does; write one"
+                f"{code.place}: {code.name} has no docstring, from which the model learns what the tool does; write one"
             )
 
 
@@ -74,16 +75,16 @@ KINDS = ("calculator", "python", "search")
 
 
 def written_tool(value: Any) -> Any:
-    """A tool that is written as its name, as `{python: {seconds: 5}}` or with `use`, with its kind."""
+    """Return a tool with its kind, from its name, from `{python: {seconds: 5}}` or from `use`."""
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, Mapping) and "kind" not in value:
         if "use" in value:
             return {"kind": "own", **value}
-        named = [key for key in value if key in KINDS]
-        if len(named) == 1 and isinstance(value[named[0]], Mapping | None):
-            rest = {key: inner for key, inner in value.items() if key != named[0]}
-            return {"kind": named[0], **(value[named[0]] or {}), **rest}
+        kinds = [key for key in value if key in KINDS]
+        if len(kinds) == 1 and isinstance(value[kinds[0]], Mapping | None):
+            other_settings = {key: setting for key, setting in value.items() if key != kinds[0]}
+            return {"kind": kinds[0], **(value[kinds[0]] or {}), **other_settings}
     return value
 
 
@@ -94,7 +95,7 @@ AnyTool = Annotated[
 
 
 def name_of_tool(tool: Tool) -> str:
-    """What the model calls a tool."""
+    """Return the tool's name for the model."""
     if tool.name is None and isinstance(tool, OwnTool):
         return tool.use.called
     return tool.name or str(tool.kind)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What `pretrain` predicts of rows whose spans are hidden: T5's span corruption, UL2's denoisers, GLM's blanks."""
+"""Objectives of `pretrain` on rows with hidden spans: T5's span corruption, UL2's denoisers, GLM's blanks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.base import Fraction, Section
 
 SENTINEL = "<extra_id_{}>"
-"""T5's name of the token that stands for the hidden span of a number."""
+"""T5's name of the token that stands for the hidden span with this number."""
 Mode = Literal["R", "S", "X"]
 MODE_TOKENS: tuple[dict[Mode, str], ...] = (
     {"R": "[R]", "S": "[S]", "X": "[X]"},
@@ -21,14 +21,14 @@ Density = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Denoiser(Section):
-    """One way to hide spans of a row."""
+    """A rule for hiding spans of a row."""
 
     mode: Mode
-    """`R`: short spans, few of them; `S`: the end of the row; `X`: long spans, or many."""
+    """`R`: few short spans; `S`: the end of the row; `X`: long spans, or many."""
     density: Density
     """Share of the tokens that are hidden."""
     mean_length: Annotated[float, Field(ge=1.0)] | None = None
-    """Mean tokens of a hidden span; a single one at the end of the row if absent."""
+    """Mean tokens of a hidden span; if absent, one span at the end of the row."""
 
     @model_validator(mode="after")
     def _ends_where_it_is_sequential(self) -> Denoiser:
@@ -50,7 +50,7 @@ class SpanCorruption(Section):
 
     @property
     def denoisers(self) -> tuple[Denoiser, ...]:
-        """The only one."""
+        """The only denoiser."""
         return (Denoiser(mode="R", density=self.density, mean_length=self.mean_length),)
 
 
@@ -61,8 +61,8 @@ class Ul2(Section):
     """
 
     shape: Literal["encoder_decoder", "decoder"] = "encoder_decoder"
-    """`encoder_decoder`: T5's, which encodes what is left and decodes what is hidden. `decoder`: one that reads both in
-    a row, what is left in both directions; of a row as many tokens are read as fit in with the sentinels."""
+    """`encoder_decoder`: T5's, which encodes the visible tokens and decodes the hidden ones. `decoder`: reads both in
+    one row, the visible tokens in both directions; it reads as many tokens of a row as fit beside the sentinels."""
     denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1)] = (
         Denoiser(mode="R", density=0.15, mean_length=3.0),
         Denoiser(mode="R", density=0.15, mean_length=8.0),
@@ -72,27 +72,28 @@ class Ul2(Section):
         Denoiser(mode="X", density=0.15, mean_length=64.0),
         Denoiser(mode="X", density=0.5, mean_length=64.0),
     )
-    """The paper's seven, of table 1, if absent."""
+    """Denoisers; the seven of the paper's table 1 if absent."""
 
 
 BLANK, LONG_BLANK, SENTENCE_BLANK, BEGIN, END = "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"
-"""What GLM-4's tokenizer calls a blank, one at the end and one of a sentence, and what stands around their tokens."""
+"""Names in GLM-4's tokenizer of a blank, a blank at the end, the blank of a sentence, and the marks around their
+tokens."""
 
 
 class BlankInfilling(Section):
-    """Autoregressive blank infilling: a decoder reads rows with blanks in both directions, and fills these in, one
-    after the other in any order (Du et al. 2022, section 2.1).
+    """Autoregressive blank infilling: a decoder reads rows with blanks in both directions and fills these in, one after
+    the other in any order (Du et al. 2022, section 2.1).
 
-    The tokenizer needs `[MASK]`, `<sop>` and `<eop>`, for the shares `[gMASK]` and `[sMASK]`.
+    The tokenizer needs `[MASK]`, `<sop>` and `<eop>`, and for the two shares `[gMASK]` and `[sMASK]`.
     """
 
     density: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.15
-    """Least share of the tokens that short blanks and whole sentences hide (Du et al.: 0.15)."""
+    """Smallest share of the tokens that short blanks and whole sentences hide (Du et al.: 0.15)."""
     mean_length: Annotated[float, Field(gt=0.0, le=30.0)] = 3.0
-    """Of the Poisson distribution, without zero, that lengths of spans are drawn from (Du et al.: 3)."""
+    """Mean of the Poisson distribution, without zero, from which lengths of spans are drawn (Du et al.: 3)."""
     document_share: Fraction = 0.0
-    """Share of the rows of which the end is one blank, `[gMASK]`: half of their tokens to all, drawn evenly (Du et al.,
-    section 2.1.2, with the long blank behind its context, as in GLM-130B, Zeng et al. 2023, section 2.2)."""
+    """Share of the rows whose end is one blank, `[gMASK]`: half of their tokens to all, drawn uniformly (Du et al.,
+    section 2.1.2, with the long blank after its context, as in GLM-130B, Zeng et al. 2023, section 2.2)."""
     sentence_share: Fraction = 0.0
     """Share of the rows whose blanks, `[sMASK]`, are whole sentences (Du et al., section 2.1.2). A sentence ends with a
     token that holds one of `.?!;:` or a line break, as in their code."""
@@ -101,64 +102,62 @@ class BlankInfilling(Section):
     def _shares_of_one(self) -> BlankInfilling:
         if self.document_share + self.sentence_share > 1.0:
             raise ValueError(
-                f"document_share {self.document_share} and sentence_share {self.sentence_share} are more "
-                "than 1 together; the rest of the rows has short blanks"
+                f"document_share {self.document_share} and sentence_share {self.sentence_share} add up to more "
+                "than 1; the remaining rows have short blanks"
             )
         return self
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Names of the tokens that it needs."""
-        return (
-            BLANK,
-            BEGIN,
-            END,
-            *((LONG_BLANK,) if self.document_share else ()),
-            *((SENTENCE_BLANK,) if self.sentence_share else ()),
-        )
+        """Names of the tokens that the objective needs."""
+        names = [BLANK, BEGIN, END]
+        if self.document_share:
+            names.append(LONG_BLANK)
+        if self.sentence_share:
+            names.append(SENTENCE_BLANK)
+        return tuple(names)
 
 
 Spans = SpanCorruption | Ul2 | BlankInfilling
 
 
-def spans_of(tokens: int, one: Denoiser) -> tuple[int, int]:
-    """Hidden tokens, and spans, of a row of so many (random_spans_noise_mask of T5's preprocessors); none of fewer than
-    two.
+def spans_of(tokens: int, denoiser: Denoiser) -> tuple[int, int]:
+    """Return the numbers of hidden tokens and of spans in a row (random_spans_noise_mask of T5's preprocessors).
+
+    Both are 0 in a row of fewer than two tokens.
 
     >>> spans_of(512, Denoiser(mode="R", density=0.15, mean_length=3.0))
     (77, 26)
     """
     if tokens < 2:
         return 0, 0
-    hidden = min(max(round(tokens * one.density), 1), tokens - 1)
-    if one.mean_length is None:
+    hidden = min(max(round(tokens * denoiser.density), 1), tokens - 1)
+    if denoiser.mean_length is None:
         return hidden, 1
-    return hidden, max(round(min(hidden, tokens - hidden) / one.mean_length), 1)
+    return hidden, max(round(min(hidden, tokens - hidden) / denoiser.mean_length), 1)
 
 
 def most_spans(section: SpanCorruption | Ul2, length: int) -> int:
-    """Most hidden spans of a row of so many tokens, for each of which there is a sentinel."""
-    return max(spans_of(length, one)[1] for one in section.denoisers)
+    """Return the largest number of hidden spans in a row of `length` tokens; each needs a sentinel."""
+    return max(spans_of(length, denoiser)[1] for denoiser in section.denoisers)
 
 
 def mode_names(has: Callable[[str], bool]) -> dict[Mode, str] | None:
-    """The mode tokens that a tokenizer has; None where it has none of the known ones."""
+    """Return the mode tokens that a tokenizer has; None if it has none of the known ones."""
     return next((names for names in MODE_TOKENS if all(map(has, names.values()))), None)
 
 
 def lacking(section: Spans, length: int, has: Callable[[str], bool]) -> str | None:
-    """What special tokens a tokenizer lacks for rows of so many tokens, in a sentence; None where it has them.
+    """Return a sentence on the special tokens that a tokenizer lacks for rows of `length` tokens, or None.
 
     >>> lacking(SpanCorruption(), 32, lambda name: name == "<extra_id_0>")
     'needs 2 sentinels, one for each hidden span of a row: say `tokenizer: {sentinels: 2}`'
     """
     if isinstance(section, BlankInfilling):
         missing = [name for name in section.special_tokens if not has(name)]
-        return (
-            f"needs the special tokens {', '.join(missing)}: name them in tokenizer.special_tokens"
-            if (missing)
-            else None
-        )
+        if not missing:
+            return None
+        return f"needs the special tokens {', '.join(missing)}: name them in tokenizer.special_tokens"
     most = most_spans(section, length)
     if not all(has(SENTINEL.format(number)) for number in range(most)):
         return f"needs {most} sentinels, one for each hidden span of a row: say `tokenizer: {{sentinels: {most}}}`"
@@ -167,9 +166,14 @@ def lacking(section: Spans, length: int, has: Callable[[str], bool]) -> str | No
     return None
 
 
-def tokens_that_fit(length: int, tokens: int, one: Denoiser) -> int:
-    """How many of so many tokens fit into a row of `length` together with a mode token, two sentinels for each span and
-    an end of text."""
+def tokens_that_fit(length: int, tokens: int, denoiser: Denoiser) -> int:
+    """Return the number of tokens that fit into a row of `length` together with a mode token, two sentinels for each
+    span and an end of text."""
     return next(
-        (count for count in range(min(tokens, length), 0, -1) if count + 2 * spans_of(count, one)[1] + 2 <= length), 0
+        (
+            count
+            for count in range(min(tokens, length), 0, -1)
+            if count + 2 * spans_of(count, denoiser)[1] + 2 <= length
+        ),
+        0,
     )

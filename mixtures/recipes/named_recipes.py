@@ -1,7 +1,7 @@
 """Manifests that come with the package, by name: `demo`, and `recipe:NAME` for those of this folder.
 
-A name stands wherever a manifest's path does. Relative paths in such a manifest, and in settings that replace its keys,
-are relative to the current folder: the package's own holds nobody's data.
+A name can stand wherever a manifest's path can. Relative paths in such a manifest, and in settings that replace its
+keys, are relative to the current folder, since the package contains no user data.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _FOLDER = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes, sorted."""
+    """Return the names of all recipes, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
 def describe_recipe(name: str) -> str:
-    """The first sentence of a recipe: what it is for."""
+    """Return the first sentence of a recipe, which says its purpose."""
     return recipe_file(PREFIX + name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def needs_of_recipe(name: str) -> str:
-    """What a recipe's comment says that must be given before it runs: paths, folders of models, packages."""
+    """Return a recipe's requirements, from its comment: paths, folders of models, packages."""
     lines = recipe_file(PREFIX + name).read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(NEEDS))
     last = next(number for number, line in enumerate(lines) if number > first and re.match(r"# [A-Z][\w ,]*:", line))
@@ -34,16 +34,16 @@ def needs_of_recipe(name: str) -> str:
 
 
 def is_named(manifest: str | Path) -> bool:
-    """Whether a manifest is one of the package, by its name. A file that is called so comes first."""
+    """Return True if a manifest is the name of one in the package. An existing file of that name takes precedence."""
     path = Path(manifest)
     return (path.name == DEMO or path.name.startswith(PREFIX)) and not path.exists()
 
 
 def manifest_file(manifest: str | Path) -> Path:
-    """Where a manifest's text lies: of a name in the package, else at its path.
+    """Return the path of a manifest's text, which may be named or at its own path.
 
     Raises:
-        FileNotFoundError: no recipe has this name; the message says which there are.
+        FileNotFoundError: no recipe has this name; the message lists the recipes.
     """
     path = Path(manifest)
     if not is_named(path):
@@ -52,7 +52,7 @@ def manifest_file(manifest: str | Path) -> Path:
 
 
 def recipe_file(recipe: str) -> Path:
-    """The file of `recipe:NAME`; the beginning of a name that no other has will do.
+    """Return the file of `recipe:NAME`; an unambiguous beginning of a name is enough.
 
     Raises:
         FileNotFoundError: see `manifest_file`.
@@ -60,9 +60,9 @@ def recipe_file(recipe: str) -> Path:
     from gristmill.mixtures.yaml_text import did_you_mean
 
     name, names = recipe.removeprefix(PREFIX), recipe_names()
-    begun = [one for one in names if one.startswith(name)]
-    if name not in names and name and len(begun) == 1:
-        return _FOLDER / f"{begun[0]}.yaml"
+    completions = [candidate for candidate in names if candidate.startswith(name)]
+    if name not in names and name and len(completions) == 1:
+        return _FOLDER / f"{completions[0]}.yaml"
     if name not in names:
         raise FileNotFoundError(
             f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}"

@@ -101,7 +101,7 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
         ),
         (
             "tokenizer={chat_formatter: {use: ./own.py:read}, chat_template: x}",
-            "both say how conversations are written",
+            "both define the format of conversations",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_weights_of_a_mixture_name_sources_that_there_are() -> None:
         "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? (sources: prose)"
     ]
     (problem,) = problems_of(GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}")
-    assert "is the exponent of shares by size, and also a source's name" in problem
+    assert "is the exponent of shares by size, but also the name of a source" in problem
 
 
 def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
@@ -171,7 +171,7 @@ def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
     parse_manifest(GOOD, "m.yaml", [stages, "pretrain.steps=19"])
     parse_manifest(GOOD, "m.yaml", ["pretrain.steps=20"])
     assert problems_of(GOOD, stages, "pretrain.steps=20") == [
-        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with phases has 312, and is read once; "
+        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with phases has 312 and is read once; "
         "take at most 19 steps, or mix at least 20480 tokens (mix.tokens)"
     ]
 

@@ -233,7 +233,7 @@ def test_what_cannot_be_continued_is_refused(module_stages: Any, prepared: dict[
         module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=kept, on_shortfall="error"
     )
     assert moved.phases[1][0] == 0
-    with pytest.raises(ValueError, match="which is no beginning of it"):
+    with pytest.raises(ValueError, match="which is not a beginning of it"):
         Continues.model_validate({**kept, "rows": 4000})
     with pytest.raises(ValueError, match="continues needs packing: stream"):
         mixed(module_stages, prepared, "fit", packing="best_fit", continues=kept)

@@ -90,7 +90,7 @@ def test_no_weight_at_all_is_refused() -> None:
         ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
         ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
         ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
-        ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
+        ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha must be between 0 .* and 1 .*, not 2"),
     ],
 )
 def test_phases_that_do_not_follow_one_another_are_refused(phases: list[object], complaint: str) -> None:

@@ -191,9 +191,9 @@ def test_a_bert_that_computes_something_else_is_refused_by_the_name_of_its_key(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"rope_theta": 500.0}, "rope_theta means nothing to the BERT that `masked` trains"),
-        ({"tied_embeddings": False}, "tied_embeddings means nothing to the BERT"),
-        ({"qk_norm": True}, "qk_norm means nothing to the BERT"),
+        ({"rope_theta": 500.0}, "rope_theta has no effect on the BERT that `masked` trains"),
+        ({"tied_embeddings": False}, "tied_embeddings has no effect on the BERT"),
+        ({"qk_norm": True}, "qk_norm has no effect on the BERT"),
         ({"init_from": "folder"}, "config.json decides masked.shape; remove it"),
     ],
 )

@@ -286,7 +286,7 @@ def test_a_glm_has_no_adapters_for_peft(tiny_shape: Shape) -> None:
         ),
         (
             {"pretrain": {"steps": 2, "blank_infilling": {"document_share": 0.7, "sentence_share": 0.4}}},
-            "more than 1 toge",
+            "add up to more than 1",
         ),
         (
             {
@@ -298,7 +298,7 @@ def test_a_glm_has_no_adapters_for_peft(tiny_shape: Shape) -> None:
         ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"document_mask": True}}}, "blank_infilling hides"),
         (
             {"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"qk_norm": True}}},
-            "qk_norm means nothing to the GLM",
+            "qk_norm has no effect on the GLM",
         ),
         ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"head_width": 6}}}, "6 must be a multiple of 4"),
         (

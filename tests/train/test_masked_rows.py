@@ -320,9 +320,9 @@ def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
         ({"tokenizer": {"vocab_size": 300}}, "needs a mask token: name it in tokenizer.special_tokens"),
         (
             {"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}},
-            "model.qk_norm means nothing to the enc",
+            "model.qk_norm has no effect on the enc",
         ),
-        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "more than 1 together"),
+        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "add up to more than 1"),
     ],
 )
 def test_what_an_encoder_cannot_do_is_refused_before_any_work(

@@ -103,7 +103,7 @@ def test_large_presets_have_the_parameters_of_their_models(name: str, vocab_size
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="preset 'llama-2m' is none of llama-1m, llama-10m"):
+    with pytest.raises(ValueError, match="preset 'llama-2m' is not one of llama-1m, llama-10m"):
         Model(preset="llama-2m")
 
 

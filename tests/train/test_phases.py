@@ -123,7 +123,7 @@ pretrain: {{steps: 10, {pretrain}}}
 def test_phases_that_do_not_fit_the_mixture_s_are_refused_before_any_work() -> None:
     with pytest.raises(ManifestError, match=r"pretrain\.phases: has 1 entries, but mix\.phases has 2"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}]"), "p.yaml")
-    with pytest.raises(ManifestError, match="rope_theta and rope_scaling are the built-in decoder's"):
+    with pytest.raises(ManifestError, match="rope_theta and rope_scaling belong to the built-in decoder"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}, {rope_theta: 5e5}], masked: {}"), "p.yaml")
     with pytest.raises(ManifestError, match="length_ramp and the sequence_length of phases"):
         parse_manifest(

@@ -198,9 +198,9 @@ def test_a_template_without_a_place_for_the_prompt_is_refused(files: Path) -> No
     ("settings", "said"),
     [
         ({"sets": [{"format": "advbench", "path": "a"}] * 2}, "two are called 'advbench'"),
-        ({"sets": [{"format": "real_toxicity_prompts", "path": "a"}]}, "say by what under `toxicity`"),
-        ({"sets": [{"format": "advbench", "path": "a", "metadata": "b"}]}, "metadata belongs to the format bbq"),
-        ({"sets": [{"format": "advbench", "path": "a"}], "samples": 3}, "give a `temperature`"),
+        ({"sets": [{"format": "real_toxicity_prompts", "path": "a"}]}, "configure `toxicity`"),
+        ({"sets": [{"format": "advbench", "path": "a", "metadata": "b"}]}, "metadata belongs to format bbq"),
+        ({"sets": [{"format": "advbench", "path": "a"}], "samples": 3}, "set a `temperature`"),
         ({"sets": [{"format": "advbench", "path": "a"}], "refusals": [" "]}, "an empty phrase"),
     ],
 )
@@ -426,7 +426,7 @@ def test_a_classifier_of_annotate_says_how_toxic_a_text_is(tmp_path: Path) -> No
 
     folder = write_classifier(tmp_path / "model", classes=("fine", "toxic"))
     section = ModelToxicity.model_validate({"model": {"path": str(folder)}, "column": "toxicity"})
-    with pytest.raises(ValueError, match="say as `column` which of fine, toxic"):
+    with pytest.raises(ValueError, match="name as `column` the one of fine, toxic"):
         toxicity_of(section)
     rate = toxicity_of(section.model_copy(update={"column": "toxic"}))
     text = random_texts(1, seed=5)[0]
