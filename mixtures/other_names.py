@@ -1,6 +1,6 @@
-"""Names that Axolotl, TRL, PEFT and transformers have for settings, and the keys here.
+"""Names of settings in Axolotl, TRL, PEFT and transformers, with the corresponding keys here.
 
-Errors about unknown keys look a name up here, and docs/compared.md shows the table.
+Errors about unknown keys look names up here, and docs/compared.md shows the table.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class OtherName:
     """A setting of other projects.
 
     Attributes:
-        names: what they call it.
-        keys: the keys here, below a section; none where gristmill has no such setting.
-        note: how it differs, or what to do instead.
-        sections: the sections that have it.
+        names: its names in other projects.
+        keys: the keys here, below a section; empty if gristmill has no such setting.
+        note: the difference, or what to do instead.
+        sections: the sections that have the keys.
     """
 
     names: tuple[str, ...]
@@ -113,11 +113,11 @@ OTHER_NAMES = (
 
 
 def hint_of(name: str, section: str) -> str:
-    """What an error says of an unknown key that has another name here; "" of a name that is in no table.
+    """Return an error's hint for an unknown key that has another name here; "" for a name without an entry.
 
     Args:
-        name: the key.
-        section: the section of the manifest that it stands in.
+        name: the unknown key.
+        section: the section of the manifest that contains it.
     """
     entries = [entry for entry in OTHER_NAMES if name in entry.names]
     entry = next((entry for entry in entries if section in entry.sections), next(iter(entries), None))
@@ -131,7 +131,7 @@ def hint_of(name: str, section: str) -> str:
 
 
 def table_lines() -> Iterator[str]:
-    """The table of docs/compared.md, line by line."""
+    """Yield the table of docs/compared.md, line by line."""
     yield "| elsewhere | gristmill | |"
     yield "| --- | --- | --- |"
     for entry in OTHER_NAMES:

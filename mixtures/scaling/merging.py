@@ -11,16 +11,17 @@ from gristmill.mixtures.training import Pretrain
 
 
 class Merge(Section):
-    """One model from several checkpoints of `pretrain`, which takes its place in all that follows."""
+    """One model from several checkpoints of `pretrain`, which replaces the pre-trained model in all later stages."""
 
     last: Annotated[int, Field(ge=2)]
-    """So many checkpoints (Li et al. 2025 merge about 10)."""
+    """Number of checkpoints to merge (Li et al. 2025 merge about 10)."""
     every: Positive
-    """Steps between them: those of steps that are multiples of this. `engine.checkpoint_every` and `permanent_every`
-    must divide it, so that they are saved and stay."""
+    """Steps between merged checkpoints, which are those at multiples of this. `engine.checkpoint_every` and
+    `permanent_every` must divide it, so that these checkpoints are saved and kept."""
     until: Literal["decay", "end"] = "decay"
-    """Where the last of them lies at most: where the learning rate of `schedule: {kind: wsd}` begins to fall (Sanyal et
-    al. 2023; Li et al. 2025: a merged model is about as good there as one after the decay), or at the last step."""
+    """Upper limit for the last of them: the step at which the learning rate of `schedule: {kind: wsd}` begins to fall
+    (Sanyal et al. 2023; Li et al. 2025: a merged model is about as good there as one after the decay), or the last
+    step."""
     weights: Literal["uniform", "linear"] | tuple[PositiveFloat, ...] = "uniform"
     """`uniform`: their mean (LAWA, Sanyal et al. 2023; model soups, Wortsman et al. 2022). `linear`: weights 1, 2, ...
     from the oldest to the newest (WMA, Li et al. 2025). Or a number for each, the oldest first; they are divided by
@@ -36,24 +37,29 @@ class Merge(Section):
 
     @property
     def shares(self) -> list[float]:
-        """What each checkpoint counts, the oldest first; together 1."""
-        given = {"uniform": [1.0] * self.last, "linear": [float(one + 1) for one in range(self.last)]}
-        weights = given[self.weights] if isinstance(self.weights, str) else list(self.weights)
+        """Weight of each checkpoint, the oldest first; the weights sum to 1."""
+        if self.weights == "uniform":
+            weights = [1.0] * self.last
+        elif self.weights == "linear":
+            weights = [float(position) for position in range(1, self.last + 1)]
+        else:
+            weights = list(self.weights)
         return [weight / sum(weights) for weight in weights]
 
 
 def merged_steps(section: Merge, pretrain: Pretrain) -> list[int]:
-    """The steps whose checkpoints are merged, ascending.
+    """Return the steps whose checkpoints are merged, ascending.
 
     Raises:
-        ValueError: the learning rate has no part before a decay, or there are fewer such steps.
+        ValueError: the learning rate has no stable part before a decay, or there are fewer such steps.
     """
-    limit, schedule = pretrain.steps, pretrain.schedule
+    limit = pretrain.steps
+    schedule = pretrain.schedule
     if section.until == "decay" and (schedule.use is not None or schedule.kind not in ("wsd", "constant")):
         kind = "one of your own" if schedule.use is not None else schedule.kind
         raise ValueError(
-            f"until: decay needs a learning rate that stays before it falls (schedule: {{kind: wsd}}), "
-            f"and the schedule is {kind}; say until: end"
+            f"until: decay needs a learning rate that is stable before it falls (schedule: {{kind: wsd}}), "
+            f"but the schedule is {kind}; set until: end"
         )
     if section.until == "decay" and schedule.kind == "wsd":
         limit -= round(schedule.decay_fraction * pretrain.steps)
@@ -68,10 +74,10 @@ def merged_steps(section: Merge, pretrain: Pretrain) -> list[int]:
 
 
 def merge_problems(checkpoint_every: int, permanent_every: int | None, every: int) -> str | None:
-    """Why the checkpoints of multiples of `every` would not stay, in a sentence; None where they do."""
+    """Return a sentence on why the checkpoints at multiples of `every` would not be kept, or None if they are."""
     if permanent_every is None or every % permanent_every or every % checkpoint_every:
         return (
-            f"checkpoints of every {every} steps must be saved and stay: set engine.checkpoint_every (now "
+            f"checkpoints of every {every} steps must be saved and kept: set engine.checkpoint_every (now "
             f"{checkpoint_every}) and engine.permanent_every (now {permanent_every or 'absent'}) to {every}, or to "
             "divisors of it"
         )

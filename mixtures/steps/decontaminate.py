@@ -50,8 +50,8 @@ class Decontaminate(Judging):
     2020, appendix C) with half of an item find 80 %: one replaced word in twelve hides an item from them.
     """
     min_words: Positive = 7
-    """Texts of an item with fewer words, or without a letter (rows of numbers), are not looked for; those with fewer words
-    than `ngram` must be there as a whole.
+    """Texts of an item with fewer words, or without a letter (rows of numbers), are not looked for; those with fewer
+    words than `ngram` must be there as a whole.
 
     Of 77,018 questions and answers of eight public sets those of 7 words stood in none of these clean documents, two of
     those of 6 did.

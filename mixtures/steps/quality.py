@@ -218,7 +218,8 @@ class Quality(QualityThresholds, Judging, Seeded):
     perplexity: Perplexity | None = None
     """Measures `perplexity`, or `model_perplexity` and `bits_per_byte`."""
     heuristics: bool = False
-    """Measure `heuristic_score`, a share in [0, 1] that no training is needed for (`dataprep/quality/heuristics.py`)."""
+    """Measure `heuristic_score`, a share in [0, 1] that no training is needed for
+    (`dataprep/quality/heuristics.py`)."""
     keep_top: Share | None = None
     """Keep this share of the judged documents, the best by one score: ceil(share * documents) of them, documents of
     the same score in the order of a hash of their ids. DCLM keeps the best 0.1. Thresholds apply besides; a document

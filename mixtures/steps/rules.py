@@ -123,20 +123,20 @@ class RunningText(Section):
     """Occurrences of `lorem ipsum` (C4: Raffel et al. 2020, section 2.2)."""
     min_lettered_word_ratio: Fraction | None = 0.8
     """Share of words with a letter: Gopher's threshold (Rae et al. 2021, appendix A1.1), of words that are neither a
-    marker of a list nor arithmetic nor numbers in a sentence. It takes the place of `gopher_quality.min_alpha_word_ratio`, which drops recipes
-    and worked problems."""
+    marker of a list nor arithmetic nor numbers in a sentence. It takes the place of
+    `gopher_quality.min_alpha_word_ratio`, which drops recipes and worked problems."""
     max_eflaw: PositiveFloat | None = None
-    """McAlpine's EFLAW score. GneissWeb has 70 for science, technology, medicine and education and 30 for other text, in
-    a vote of several rules (Gohari et al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of 4,000
+    """McAlpine's EFLAW score. GneissWeb has 70 for science, technology, medicine and education and 30 for other text,
+    in a vote of several rules (Gohari et al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of 4,000
     passages of books."""
     min_function_word_ratio: Fraction | None = 0.1
     """Share of words of the closed classes. Measured by `.ci/running_text_limits.py`: 33 of 40 made texts of random
     words of a dictionary have less (14 less than 0.08), and of real texts 3 of 258 web pages, 1 of 336 posts, 48 of 550
     TeX sections, none of 467 proposals nor of 4,000 passages of books."""
     max_stray_determiner_ratio: Fraction | None = 0.15
-    """Share of determiners before a word that cannot follow them (`the of`). Measured by the same command: none of those
-    5,611 real texts has more than 0.08; of 80 made texts of words in a random order 79 have more than 0.15, and 75 more
-    than 0.25."""
+    """Share of determiners before a word that cannot follow them (`the of`). Measured by the same command: none of
+    those 5,611 real texts has more than 0.08; of 80 made texts of words in a random order 79 have more than 0.15, and
+    75 more than 0.25."""
 
 
 class Code(Section):

@@ -123,9 +123,9 @@ def test_a_source_says_how_its_books_are_cut(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"split": "sentences"}, "no way to cut a text; give `chapters` or"),
-        ({"split": "chapters", "format": "jsonl"}, "format jsonl has neither"),
-        ({"split": {"paragraphs": 9}, "format": "hf"}, "rows are not cut"),
+        ({"split": "sentences"}, "not a way to split a text; use `chapters` or"),
+        ({"split": "chapters", "format": "jsonl"}, "format jsonl supports neither"),
+        ({"split": {"paragraphs": 9}, "format": "hf"}, "its rows are not split further"),
         ({"split": {"paragraphs": 0}}, "greater than 0"),
     ],
 )

@@ -106,12 +106,12 @@ def test_a_fingerprint_knows_only_what_came_out() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("size: 1m, depth: 2", "size and depth both give the shape of the model"),
+        ("size: 1m, depth: 2", "size and depth both determine the shape of the model"),
         ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter goes with size or depth"),
         ("size: 1x", "should match pattern"),
         ("depth: 0", "greater than 0"),
         ("size: 1m, model: {preset: llama-1m}", "so does model.preset; remove one of them"),
-        ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; give optimizer.learning_rate"),
+        ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; set optimizer.learning_rate"),
         ("size: 1m, model: {head_width: 0}", "head_width"),
         ("size: 1m, steps: 0", "greater than 0"),
     ],

@@ -39,7 +39,7 @@ def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
         ({"options": {"parallelism": 2}}, r"options \(parallelism\) are for a runner other than local"),
         (
             {"runner": "flnk"},
-            "there is no engine flnk; there are local, dask, spark, flink, dataflow, and Beam's",
+            "there is no engine flnk; choose one of local, dask, spark, flink, dataflow, or a Beam runner",
         ),
         ({"runner": "flink"}, "runner flink needs an address: {runner: flink, address: 'host:8081'}"),
         (
@@ -49,7 +49,7 @@ def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
         ({"runner": "spark"}, "runner spark needs an address: {runner: spark, address: 'spark://host:7077'}"),
         (
             {"runner": "spark", "address": "yarn", "options": {"parallelism": 2}},
-            r"options of runner spark are Spark's settings \(spark.executor.memory, ...\), but there is parallelism",
+            r"options of runner spark must be Spark's settings \(spark.executor.memory, ...\), not parallelism",
         ),
         (
             {"runner": "dataflow", "options": {"project": "p", "region": "r"}},

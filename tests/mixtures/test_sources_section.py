@@ -9,7 +9,7 @@ from gristmill.mixtures.sources import Ingest, Source
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a codec of Python such as cp1252"),
+        ({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a Python codec such as cp1252"),
         ({"encoding": "base64"}, "'base64' is not a text encoding"),
         ({"split": "test"}, "`split: test` is no way to cut a text; give `chapters` or"),
         ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),

@@ -201,7 +201,7 @@ def test_losses_over_pairs_refuse_labelled_answers(
     [
         ({"desirable_weight": 2.0}, "mean nothing to the loss sigmoid"),
         ({"loss": "kto", "sft_weight": 0.5}, "sft_weight is for losses over pairs"),
-        ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing means nothing to the loss kto"),
+        ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing has no effect on the loss kto"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(told: dict[str, Any], message: str) -> None:

@@ -269,7 +269,7 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
 
 
 def test_roundings_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"lora.dora takes the norms .* remove one of the two"):
+    with pytest.raises(ValueError, match=r"lora.dora computes the norms .* remove one of the two"):
         Lora(base="int8", dora=True)
     with pytest.raises(LoraError, match=r"say compile: off, or remove lora\.base"):
         check_rounding("int8", compiled=True)

@@ -54,7 +54,7 @@ def test_shares_are_the_weights_over_their_sum() -> None:
 def test_what_cannot_be_merged_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="weights has 2 numbers, but last asks for 3"):
         Merge(last=3, every=1, weights=(1.0, 2.0))
-    with pytest.raises(ValueError, match="the schedule is cosine; say until: end"):
+    with pytest.raises(ValueError, match="the schedule is cosine; set until: end"):
         merged_steps(Merge(last=2, every=10), Pretrain.model_validate({"steps": 100, "schedule": {"kind": "cosine"}}))
     with pytest.raises(ValueError, match="of the 80 steps before the decay begins only 2 are multiples of 30"):
         merged_steps(Merge(last=3, every=30), Pretrain.model_validate(WSD))

@@ -261,7 +261,7 @@ def test_the_output_matrix_is_not_clipped_adaptively_and_the_norm_is_that_before
 def test_betas_are_the_kinds_own_unless_the_manifest_says_otherwise() -> None:
     assert Optimizer(kind="sophia").decays == (0.96, 0.99)
     assert Optimizer(kind="sophia", betas=(0.9, 0.9)).decays == (0.9, 0.9)
-    with pytest.raises(ValueError, match="betas means nothing to adafactor"):
+    with pytest.raises(ValueError, match="betas has no effect on adafactor"):
         Optimizer(kind="adafactor", betas=(0.9, 0.9))
 
 

@@ -178,7 +178,7 @@ BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, 
         (
             "def Opt(params): ...",
             {"with": {"lr": 0.3}},
-            "optimizer.with.lr: the learning rate is optimizer.learning_rate",
+            "optimizer.with.lr: set the learning rate in optimizer.learning_rate",
         ),
     ],
 )

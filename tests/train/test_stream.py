@@ -115,5 +115,5 @@ def test_ramps_that_cannot_be_followed_are_refused_with_what_to_change() -> None
         plan_of(pretrain(batch_ramp=mixed), LENGTH)
     with pytest.raises(ValueError, match="until_step must increase from entry to entry, not \\[9, 9\\]"):
         pretrain(length_ramp=[{"until_step": 9, "sequence_length": 3}, {"until_step": 9, "sequence_length": 6}])
-    with pytest.raises(ValueError, match="give one of the two"):
+    with pytest.raises(ValueError, match="give exactly one"):
         pretrain(batch_ramp=[{"global_batch_size": 3}])
