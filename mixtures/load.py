@@ -1,4 +1,4 @@
-"""Reading a manifest: all that is wrong with it in one go, each with file, line, key, value and what is allowed."""
+"""Reading of manifests: all mistakes in one go, each with file, line, key, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -47,20 +47,21 @@ from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, p
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
 SETTING = "--set "
-"""What a problem calls the place of a setting."""
+"""Prefix of a problem's place if a setting caused it."""
 TAGS = (Source.TAG, TokenSource.TAG, GeneratedSource.TAG, OWN_TAG, NAME_TAG)
-"""What pydantic puts into the place of an error to say which of several forms a value has."""
+"""Tags that pydantic puts into the location of an error to name the form of a value."""
 MOST_OF_A_VALUE = 200
-"""Characters of a value that an error repeats."""
+"""Largest number of characters of a value in an error."""
 MOST_PLACES = 3
-"""Places that are named for a key which stands where it does not belong."""
+"""Largest number of suggested places for a misplaced key."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a manifest.
+    """A mistake in a manifest.
 
-    Its line is 0 where there is none: the file cannot be read, a setting replaces the key, or it was made in Python.
+    Its line is 0 if it has none: the file cannot be read, a setting replaces the key, or the manifest comes from
+    Python.
     """
 
     file: str
@@ -71,12 +72,12 @@ class Problem:
     def __str__(self) -> str:
         if self.line:
             return f"{self.file}:{self.line}: {self.key}: {self.message}"
-        named = self.key == WHOLE_FILE or self.file.startswith(SETTING)
-        return f"{self.file}: {self.message}" if named else f"{self.file}: {self.key}: {self.message}"
+        is_complete = self.key == WHOLE_FILE or self.file.startswith(SETTING)
+        return f"{self.file}: {self.message}" if is_complete else f"{self.file}: {self.key}: {self.message}"
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be run, with every problem found in it."""
+    """A manifest that cannot be run, with every problem in it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = sorted(set(problems), key=lambda problem: (problem.line, problem.key))
@@ -85,13 +86,13 @@ class ManifestError(ValueError):
 
 @dataclass(frozen=True)
 class Written:
-    """Where the keys of a manifest were written: in lines of its file, or in settings that replace them.
+    """Places where the keys of a manifest were written: lines of its file, or settings that replace them.
 
     Attributes:
-        file: the manifest's.
-        raw: its content, with the settings.
+        file: the manifest's file.
+        raw: its content, with the settings applied.
         lines: 1-based line of every key and list item.
-        settings: what each setting replaces -> its key, as it was given.
+        settings: location that each setting replaces -> its key, as given.
     """
 
     file: str
@@ -100,12 +101,12 @@ class Written:
     settings: Mapping[Location, str]
 
     def problem(self, location: Sequence[str | int], message: str) -> Problem:
-        """A mistake at a key, named as it stands in the file or in a setting."""
+        """Return a mistake at a key, named as in the file or in a setting."""
         at = written_location(location, self.raw)
         parts = [at[:end] for end in range(len(at), -1, -1)]
         setting = next((self.settings[part] for part in parts if part in self.settings), None)
         if setting is None and at not in self.lines:
-            setting = next((given for place, given in self.settings.items() if place[: len(at)] == at), None)
+            setting = next((key_given for place, key_given in self.settings.items() if place[: len(at)] == at), None)
         key = dotted(at) or WHOLE_FILE
         if setting is not None:
             return Problem(f"{SETTING}{setting}", 0, key, message if key == setting else f"{key}: {message}")
@@ -128,7 +129,7 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
 
 
 def open_manifest(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Manifest, Written]:
-    """Like `load_manifest`, with where each key was written, for what is found wrong later."""
+    """Read and validate a manifest, and return also where each key was written, for problems found later."""
     try:
         text = manifest_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -149,8 +150,8 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
         node = compose_yaml(text)
         raw = parse_yaml(text)
     except yaml.YAMLError as error:
-        line, what = why_invalid(error)
-        raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
+        line, problem = why_invalid(error)
+        raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {problem}")]) from error
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
     lines = {} if node is None else dict(_key_lines(node))
@@ -165,15 +166,15 @@ def check_manifest(
     lines: Mapping[Location, int] | None = None,
     problems: Iterable[Problem] = (),
 ) -> tuple[Manifest, Written]:
-    """Validate a manifest's content, which is changed: it gets today's names of keys, and the overrides.
+    """Validate the content of a manifest, which is changed in place: the overrides are applied to it.
 
     Args:
-        raw: as YAML gives it.
-        file: what errors call it.
-        folder: what relative paths in it are relative to.
+        raw: content as parsed from YAML.
+        file: name of the manifest in errors.
+        folder: base of relative paths.
         overrides: see `load_manifest`.
-        lines: 1-based line of every key and list item, where it was read from a file.
-        problems: what is known to be wrong with it already.
+        lines: 1-based line of every key and list item, if it was read from a file.
+        problems: problems found before.
 
     Raises:
         ManifestError: with all problems, before any work.
@@ -200,9 +201,9 @@ def check_manifest(
 def _own_code_problems(manifest: Manifest, folder: Path, written: Written) -> Iterator[Problem]:
     for location, own in own_functions(manifest):
         try:
-            code, place = take_code(own, folder), _at(manifest, location[:-1])
-            if isinstance(place, OwnPlace):
-                place.check_code(code)
+            code, section = take_code(own, folder), _at(manifest, location[:-1])
+            if isinstance(section, OwnPlace):
+                section.check_code(code)
         except OwnCodeError as error:
             yield written.problem(location, str(error))
 
@@ -232,14 +233,14 @@ def _scalar(node: yaml.Node) -> str:
 
 
 def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Iterator[Problem]:
-    """YAML keeps the last of two equal keys without a word; here it is a mistake."""
+    """Yield keys that are given twice; YAML would silently keep the last one."""
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, value in node.value:
             name = _scalar(key)
-            if name in seen:
+            if name in names:
                 yield Problem(file, key.start_mark.line + 1, dotted((*at, name)), "given twice; keep one")
-            seen.add(name)
+            names.add(name)
             yield from _duplicate_keys(value, file, (*at, name))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
@@ -247,7 +248,7 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
 
 
 def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[Location, str]]:
-    """Apply overrides in place; returns their problems, and each replaced location with the key that replaced it."""
+    """Apply overrides in place, and return their problems, and each replaced location with the key that replaced it."""
     problems: list[Problem] = []
     settings: dict[Location, str] = {}
     for override in overrides:
@@ -257,7 +258,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
             problems.append(Problem(f"{SETTING}{key}", 0, key, message))
 
         if not equals or not key:
-            wrong("an override is written key.path=value, e.g. pretrain.steps=50")
+            wrong("write an override as key.path=value, e.g. pretrain.steps=50")
             continue
         target: Any = raw
         at: Location = ()
@@ -276,7 +277,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
 
 
 def _put(target: Any, key: str, value: Any) -> Location:
-    """Replace a value, and return where that is inside of the target."""
+    """Replace a value, and return its location inside the target."""
     if isinstance(target, list):
         index = _index(target, key)
         target[index] = value
@@ -288,36 +289,42 @@ def _put(target: Any, key: str, value: Any) -> Location:
 
 
 def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
-    """An override's key as the file has it: `filter.gopher_quality.x` is `prepare.filter.rules.gopher_quality.x`.
+    """Return an override's key as the file has it: `filter.gopher_quality.x` is
+    `prepare.filter.rules.gopher_quality.x`.
 
     Args:
-        key: as it was given.
-        raw: the manifest, whose steps may have names of their own.
+        key: key as given.
+        raw: the manifest, whose steps may have their own names.
     """
-    first, *rest = key.split(".")
+    first, *key_parts = key.split(".")
     stages = {**{stage: stage for stage in STEP_SECTIONS}, **(_named_steps((raw or {}).get("prepare")))}
     if first not in stages:
         return key
     rules = STEP_SECTIONS[stages[first]].model_fields.get("rules")
-    if rules is not None and rest and any(rest[0] in inner.model_fields for inner in models_in(rules.annotation)):
-        rest = ["rules", *rest]
-    return ".".join(["prepare", first, *rest])
+    if (
+        rules is not None
+        and key_parts
+        and any(key_parts[0] in inner.model_fields for inner in models_in(rules.annotation))
+    ):
+        key_parts = ["rules", *key_parts]
+    return ".".join(["prepare", first, *key_parts])
 
 
 def short_key(key: str) -> str:
-    """A key of a step as people write it: `filter.rules.gopher_quality.x` is `filter.gopher_quality.x`."""
-    step, separator, rest = key.partition(".rules.")
-    return f"{step}.{rest}" if separator and "." not in step else key
+    """Return a step's key as people write it: `filter.rules.gopher_quality.x` is `filter.gopher_quality.x`."""
+    step, separator, key_in_rules = key.partition(".rules.")
+    return f"{step}.{key_in_rules}" if separator and "." not in step else key
 
 
 def _named_steps(steps: Any) -> dict[str, str]:
-    """Name -> stage of a list of steps as it was written."""
-    found = written_steps(steps)
-    return {name: stage for name, (stage, _) in zip(name_steps(found), found, strict=True) if stage}
+    """Return the stage of each name in a list of steps as written."""
+    steps_written = written_steps(steps)
+    return {name: stage for name, (stage, _) in zip(name_steps(steps_written), steps_written, strict=True) if stage}
 
 
 def _child(parent: Any, key: str) -> tuple[Any, Location]:
-    """The value behind one part of an override's path, and the way there; `prepare.dedup` finds the step so named."""
+    """Return the value below one part of an override's path, and its location; `prepare.dedup` finds the step by
+    name."""
     if isinstance(parent, list):
         steps = written_steps(parent)
         for index, ((stage, _), name) in enumerate(zip(steps, name_steps(steps), strict=True)):
@@ -334,7 +341,7 @@ def _child(parent: Any, key: str) -> tuple[Any, Location]:
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
     if parent.get(key) is None:
-        # The rule sets of a filter that names none stay there beside one of which a threshold is overridden.
+        # A filter without rules keeps its default rule sets when a threshold of one of them is overridden.
         parent[key] = {name: {} for name in Filter().rules.model_dump()} if key == "rules" else {}
     return parent[key], (key,)
 
@@ -348,31 +355,31 @@ def _index(entries: list[Any], key: str) -> int:
 def _field_problem(item: Any, written: Written) -> Problem:
     location = written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
-        known = known_keys(item["loc"][:-1])
+        allowed_keys = known_keys(item["loc"][:-1])
         name = str(location[-1])
         hint = (
             _of_steps(location)
             or hint_of(name, str(location[0]))
-            or did_you_mean(name, known)
+            or did_you_mean(name, allowed_keys)
             or _where_it_belongs(name, written.raw)
-            or (f"; known here: {', '.join(known)}" if known else "")
+            or (f"; known here: {', '.join(allowed_keys)}" if allowed_keys else "")
         )
         return written.problem(location, f"unknown key{hint}")
     if item["type"] == "missing":
         return written.problem(location, "required but absent")
     value = item.get("input")
-    shown = "" if isinstance(value, Mapping | BaseModel) else f" (got {shortened(value)})"
-    return written.problem(location, in_words(item) + shown)
+    got = "" if isinstance(value, Mapping | BaseModel) else f" (got {shortened(value)})"
+    return written.problem(location, in_words(item) + got)
 
 
 def shortened(value: Any) -> str:
-    """A value as an error repeats it: the first MOST_OF_A_VALUE characters."""
-    shown = repr(value)
-    return shown if len(shown) <= MOST_OF_A_VALUE else f"{shown[:MOST_OF_A_VALUE]}... {len(shown)} characters"
+    """Return a value as an error repeats it: the first MOST_OF_A_VALUE characters."""
+    text = repr(value)
+    return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
 
 
 def _of_steps(location: Location) -> str:
-    """What to say of a key of the whole manifest that is a step's name, or nearly one and no other key's."""
+    """Return the hint for a top-level key that is a step's name, or similar to one and to no other key."""
     name = str(location[-1])
     if len(location) > 1 or did_you_mean(name, known_keys(())):
         return ""
@@ -380,51 +387,51 @@ def _of_steps(location: Location) -> str:
 
 
 def _where_it_belongs(name: str, raw: Any) -> str:
-    """`, did you mean 'pretrain.steps'?` of a key that other sections have, those of this manifest first."""
-    found = [".".join(key) for key in all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
-    found += [
+    """Return `, did you mean 'pretrain.steps'?` for a key of other sections, those of this manifest first."""
+    keys = [".".join(key) for key in all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
+    keys += [
         short_key(".".join((stage, *key)))
         for stage, section in STEP_SECTIONS.items()
         for key in all_keys(section)
         if key[-1] == name
     ]
     used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
-    near = sorted(found, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
-    return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+    best_keys = sorted(keys, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
+    return f", did you mean {' or '.join(map(repr, best_keys))}?" if best_keys else ""
 
 
 def written_location(location: Sequence[str | int], raw: Any) -> Location:
-    """A location in the model, as pydantic names it in errors, as the file has it.
+    """Return a location that pydantic names in errors as the file has it.
 
-    Rules given as a list are a mapping to pydantic, and it names which kind of source one is.
+    Rules in a list are a mapping to pydantic, and it inserts the kind of a source.
     """
     written: list[str | int] = []
-    at = raw
+    inside = raw
     for part in location:
         if part in TAGS:
             continue
-        if isinstance(at, list) and isinstance(part, str):
-            names = ((entry,) if isinstance(entry, str) else entry for entry in at)
-            found = next(
+        if isinstance(inside, list) and isinstance(part, str):
+            names = ((entry,) if isinstance(entry, str) else entry for entry in inside)
+            position = next(
                 (index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name), None
             )
-            if found is not None:
-                written += [found, part]
-                at = at[found][part] if isinstance(at[found], dict) else None
+            if position is not None:
+                written += [position, part]
+                inside = inside[position][part] if isinstance(inside[position], dict) else None
                 continue
         written.append(part)
         try:
-            at = at[part]
+            inside = inside[part]
         except (LookupError, TypeError):
-            at = None
+            inside = None
     return tuple(written)
 
 
 def _contradictions(written: Written) -> list[Problem]:
-    """What no single field can know, and secrets, which belong nowhere in a manifest."""
+    """Return contradictions that no single field can detect, and secrets, which do not belong in a manifest."""
     problems = [written.problem(location, message) for location, message in contradictions(written.raw)]
-    taken = [*Manifest.model_fields, *STEP_SECTIONS]
-    for index, message in wrong_step_names(written_steps(written.raw.get("prepare")), taken).items():
+    reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
+    for index, message in wrong_step_names(written_steps(written.raw.get("prepare")), reserved_names).items():
         problems.append(written.problem(("prepare", index, NAME), message))
     for location in dict.fromkeys((*written.lines, *_locations(written.raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
@@ -438,7 +445,7 @@ def _contradictions(written: Written) -> list[Problem]:
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
-    """Yield the location of every key, those too that only overrides have."""
+    """Yield the location of every key, including those that only overrides have."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield (*at, str(key))
@@ -449,12 +456,12 @@ def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
 
 
 def anchor(value: Any, folder: Path) -> Any:
-    """Make relative outside paths absolute: they are relative to the manifest's folder, wherever the command ran.
+    """Make relative outside paths absolute: they are relative to the manifest's folder, not the current one.
 
-    Code of the user's is taken from there too.
+    User code is captured from there too.
 
     Raises:
-        OwnCodeError: that is not there.
+        OwnCodeError: the code does not exist.
     """
     if isinstance(value, OwnFunction):
         return take_code(value, folder)

@@ -1,8 +1,8 @@
-"""What a manifest may say: the schema that every run is validated against before any work.
+"""The manifest: the schema against which every run is validated before any work.
 
-One YAML file names the sources, how they are prepared and mixed, and what is trained on them. Each section
-below is one stage's own configuration: nothing else of the manifest reaches that stage, so that changing a key
-changes that stage and those behind it, and nothing more. A section that is absent switches its stage off.
+One YAML file names the sources, how they are prepared and mixed, and what is trained on them. Each section below
+configures one stage: nothing else of the manifest reaches that stage, so that changing a key changes that stage and
+those after it, and nothing more. An absent section disables its stage.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from gristmill.mixtures.training import Pretrain
 
 Location = tuple[str | int, ...]
 EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
-"""Sections that may stand with nothing behind them, which asks for their defaults."""
+"""Sections that may be empty, which enables their defaults."""
 
 
 class Engine(Section):
-    """How the work is done; never enters a fingerprint, never changes a result.
+    """Execution of the work; it never enters a fingerprint and never changes a result.
 
-    `local` needs nothing. A cluster needs our libraries on its workers and a store that all of them can reach under
-    the same name: a shared folder, or a URL such as `s3://`; a job there begins with one small task that shows whether
-    a worker can. Any engine gives the same bytes; docs/engines.md says how each is set up, and what was tried.
+    `local` needs nothing. A cluster needs our libraries on its workers and a store that all of them can reach under the
+    same name: a shared folder, or a URL such as `s3://`; a job there begins with one small task that checks this. Every
+    engine gives the same bytes; docs/engines.md says how each is set up, and what was tested.
 
-    Rows go from job to job through the engine's own shuffle, unless `shuffle` says `files`.
+    Rows pass from job to job through the engine's own shuffle, unless `shuffle` is `files`.
 
-    - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed: lost shards are done again.
-    - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`, ...) and Spark of the cluster's
+    - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed: lost shards are computed again.
+    - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`, ...) and Spark in the cluster's
       version here (`SPARK_HOME`, the package `pyspark`, or `make engines`). `options` are Spark's own settings.
     - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server for its `flink_version` (an
-      option; `make engines` fetches it, `flink_job_server_jar` names one), or the `job_endpoint` of one that runs.
+      option; `make engines` fetches it, `flink_job_server_jar` names one), or the `job_endpoint` of a running one.
     - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...", sdk_container_image: ...}`, the
       image with this package in it, and a store in `gs://`.
-    - `PortableRunner`, `SparkRunner` and the like are Beam's runners as they come, with Beam's options.
-    - The option `environment_type` says what does the work on Flink: `PROCESS` (the default: the program
+    - `PortableRunner`, `SparkRunner` and other Beam runners take Beam's own options.
+    - The option `environment_type` says what executes the work on Flink: `PROCESS` (the default: the program
       `gristmill-worker` of this installation, at the same path everywhere, or `environment_config: '{"command":
       FILE}'`), `EXTERNAL` (`gristmill-worker --pool HOST:PORT`, with `environment_config: HOST:PORT`), `DOCKER` (with
       `environment_config: IMAGE`), or `LOOPBACK` (this process, for trying things out).
@@ -70,63 +70,63 @@ class Engine(Section):
     runner: str = "local"
     """`local`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam runner."""
     mode: Literal["auto", "memory", "threads", "processes"] = "auto"
-    """What the workers of the local runner are. `auto`: processes for a job that holds Python's global lock and has
-    enough input to be worth the second that they take to start, else threads; nothing of either for a single task or
-    worker."""
+    """Kind of the local runner's workers. `auto`: processes for a job that holds Python's global lock and has enough
+    input to be worth the second that they take to start, otherwise threads; neither for a single task or worker."""
     address: str | None = None
-    """Where the cluster is: Dask's scheduler, Spark's master or Flink's JobManager."""
+    """Address of the cluster: Dask's scheduler, Spark's master or Flink's JobManager."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Beam's pipeline options for a runner other than `local`, by the names of its flags; for `spark`, its settings."""
     shuffle: Literal["files", "engine"] | None = None
-    """How rows get from the tasks of one job to those of the next: through `files` in the stage's folder, a part of
-    each for every partition, or through the runner's own shuffle (`engine`), which leaves one file per partition. If
-    absent, `files` with `local`, `engine` with all others. With `local`, `engine` is for trying it out: its rows lie in
+    """Path of rows from the tasks of one job to those of the next: `files` in the stage's folder, with a part of each
+    for every partition, or the runner's own shuffle (`engine`), which leaves one file per partition. If absent, `files`
+    with `local`, `engine` with all others. With `local`, `engine` is only for trying it out: its rows are kept in
     memory."""
     workers: Positive = 2
     """Parallel workers of the local runner; a cluster has its own."""
     worker_seconds: PositiveFloat = 60.0
-    """Longest wait for the first worker of a cluster, and for the first task that one does. More where workers start
-    from an image that is pulled first, which takes minutes."""
+    """Longest wait for the first worker of a cluster, and for its first task. Increase it if workers start from an
+    image that is pulled first, which takes minutes."""
     retries: Annotated[int, Field(ge=0)] = 1
-    """Further attempts at a stage that was lost to SIGKILL, by which Linux ends what is out of memory: its own
-    process, a worker of the local runner, or a rank of a training. Each resumes where the last one stopped."""
+    """Number of further attempts at a stage that was lost to SIGKILL, with which Linux ends processes when memory runs
+    out: its own process, a worker of the local runner, or a rank of a training. Each resumes where the last one
+    stopped."""
     ranks: Positive | Literal["auto"] = "auto"
-    """Training processes, on all nodes together: where there are GPUs, one for each that is to be used. `auto`: one for
-    each NVIDIA GPU that this machine has and CUDA_VISIBLE_DEVICES leaves, times `nodes`; one where there is none, and
-    where `rl.rollouts` is `vllm`."""
+    """Number of training processes, on all nodes together; with GPUs, one for each GPU to use. `auto`: one for each
+    NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES allows, times `nodes`; one if there is none, and if
+    `rl.rollouts` is `vllm`."""
     nodes: Positive = 1
-    """Hosts that run this manifest together, each by the same command and in the same store, which all see under the
-    same name. Whoever is first at a stage leads it; the others do tasks of its jobs meanwhile, by the local runner, or
-    their share of a training, which waits for all of them. See docs/hosts.md."""
+    """Number of hosts that run this manifest together, each by the same command and in the same store, which all see
+    under the same name. The first host at a stage leads it; the others meanwhile do tasks of its jobs, with the local
+    runner, or their share of a training, which waits for all of them. See docs/hosts.md."""
     network: Network = Network()
     parallel: Parallel = Parallel()
     compute: Compute = Compute()
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
-    """Checkpoints that are kept, the newest ones."""
+    """Number of the newest checkpoints to keep."""
     permanent_every: Positive | None = None
-    """Checkpoints of steps that are multiples of this are never deleted, also when the training is done, so that a
-    longer one can continue from them (`continue_from`); none are kept so if absent. A training saves only every
+    """Checkpoints at multiples of this are never deleted, even when the training is done, so that a longer one can
+    continue from them (`continue_from`); if absent, no checkpoint is permanent. A training saves only every
     `checkpoint_every` steps, so this should be a multiple of it."""
     stream: Stream = Stream()
-    """How training reads its rows."""
+    """Read-ahead of trainings, and packed sets in a store."""
     deterministic: bool = False
-    """Operations whose result may differ between two runs on the same device are an error in trainings, not only a
+    """Make operations whose result may differ between two runs on the same device an error in trainings, instead of a
     warning. On CPUs there are none; the same number of processes gives the same bits either way."""
     wandb: Wandb | None = None
-    """Log trainings to Weights & Biases too; not if absent."""
+    """Log trainings to Weights & Biases too; off if absent."""
     mlflow: Mlflow | None = None
-    """Log trainings to MLflow too; not if absent."""
+    """Log trainings to MLflow too; off if absent."""
     trackio: Trackio | None = None
-    """Log trainings to trackio too; not if absent."""
+    """Log trainings to trackio too; off if absent."""
     profile: Profile | None = None
-    """Trace some steps of trainings; not if absent."""
+    """Trace some steps of trainings; off if absent."""
     notify: str | None = None
-    """A command, or a URL at http:// or https://, that hears of the end of each run: the command on its standard input,
-    the URL by POST, as JSON with `text` (which Slack and Mattermost show), `state` (`completed`, `failed`,
-    `interrupted`), `message`, `seconds`, `report` and the stages. Variables of the environment are put in (`$NAME`), so
-    that the URL of a webhook, which is a credential, need not stand in the manifest. Whatever goes wrong with it is a
+    """A command, or an http:// or https:// URL, that is notified at the end of each run: the command on its standard
+    input, the URL by POST, as JSON with `text` (which Slack and Mattermost show), `state` (`completed`, `failed`,
+    `interrupted`), `message`, `seconds`, `report` and the stages. Environment variables are expanded (`$NAME`), so that
+    the URL of a webhook, which is a credential, need not be in the manifest. A failed notification is only a
     warning."""
 
     @model_validator(mode="after")
@@ -137,42 +137,42 @@ class Engine(Section):
         self.parallel.sizes(self.num_ranks)
         if self.num_ranks % self.nodes and self.num_ranks > 1:
             raise ValueError(
-                f"ranks is {self.ranks}, which are all processes of a training; give a multiple of nodes, {self.nodes}"
+                f"ranks is {self.ranks}, which counts all processes of a training; use a multiple of nodes, {self.nodes}"
             )
         if self.compute.compile == "model" and self.num_ranks > 1:
             raise ValueError(
-                f"compute: compile: model is for one process, but ranks is {self.num_ranks}; say block, or ranks: 1"
+                f"compute: compile: model is for one process, but ranks is {self.num_ranks}; set block, or ranks: 1"
             )
         return self
 
     @property
     def num_ranks(self) -> int:
-        """Training processes."""
+        """Number of training processes."""
         if self.ranks == "auto":
             return visible_gpus() * self.nodes or 1
         return self.ranks
 
 
 class Manifest(Section):
-    """A whole run."""
+    """A complete run."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    """Names the run and its folders."""
+    """Name of the run and its folders."""
     seed: int = 0
-    """What every random choice is a hash of, together with stable ids."""
+    """Seed from which every random choice is hashed, together with stable ids."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)] = {}  # noqa: RUF012 - pydantic copies it
-    """Documents, those that a language model writes too, and tokens that another tool has made. None are needed where a
-    run begins with a model."""
+    """Documents, including those that a language model writes, and tokens that another tool has written. Not needed if
+    a run starts from a model."""
     ingest: Ingest = Ingest()
     prepare: tuple[SerializeAsAny[Step], ...] = ()
-    """The steps that judge and edit documents, in the order in which they run; a stage may come more than once."""
+    """Steps that judge and edit documents, in the order in which they run; a stage may occur more than once."""
     documents: Documents | None = None
     tokenizer: Tokenizer | None = None
     model: GivenModel | None = None
     mix: Mix | None = None
     text_index: TextIndex | None = None
     examples: dict[Annotated[str, Field(pattern=NAME_PATTERN)], MadeExamples] = {}  # noqa: RUF012 - as `sources`
-    """Examples for tuning that language models write, a set by each name: `path: examples://NAME` reads it."""
+    """Examples for tuning that language models write, one set per name: `path: examples://NAME` reads it."""
     pretrain: Pretrain | None = None
     merge: Merge | None = None
     sft: Sft | None = None
@@ -186,19 +186,24 @@ class Manifest(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, value: Any) -> Any:
-        """`evaluate:` with nothing behind it asks for the defaults, not for switching the stage off; a size or depth
-        of `pretrain` stands for the keys that follow from it."""
+        """Enable the defaults of `evaluate:` and other empty sections, and add the settings derived from a size or
+        depth of `pretrain`."""
         if not isinstance(value, dict):
             return value
-        given = {key: ({} if item is None and key in EMPTY_ALLOWED else item) for key, item in value.items()}
-        if "pretrain" in given:
-            mix = given.get("mix")
+        sections = {
+            key: ({} if section is None and key in EMPTY_ALLOWED else section) for key, section in value.items()
+        }
+        if "pretrain" in sections:
+            mix = sections.get("mix")
             length = mix.get("sequence_length") if isinstance(mix, dict) else None
-            given["pretrain"] = take_dial(given["pretrain"], length or Mix.model_fields["sequence_length"].default)
-        rl, engine = given.get("rl"), given.get("engine") or {}
+            sections["pretrain"] = take_dial(
+                sections["pretrain"], length or Mix.model_fields["sequence_length"].default
+            )
+        rl = sections.get("rl")
+        engine = sections.get("engine") or {}
         if isinstance(rl, dict) and rl.get("rollouts") == "vllm" and isinstance(engine, dict):
-            given["engine"] = {"ranks": 1, **engine}  # it draws in one process
-        return given
+            sections["engine"] = {"ranks": 1, **engine}  # vLLM draws answers in one process
+        return sections
 
     @model_validator(mode="after")
     def _merges_what_there_is(self) -> Manifest:
@@ -211,76 +216,76 @@ class Manifest(Section):
 
     @property
     def steps(self) -> dict[str, Step]:
-        """The steps of `prepare` by their names, in their order."""
+        """Steps of `prepare` by their names, in order."""
         return dict(zip(name_steps([(step.stage, step.name) for step in self.prepare]), self.prepare, strict=True))
 
     @property
     def document_sources(self) -> dict[str, Source]:
-        """The sources that are read as documents, in the manifest's order."""
+        """Sources that are read as documents, in the manifest's order."""
         return {name: source for name, source in self.sources.items() if isinstance(source, Source)}
 
     @property
     def generated_sources(self) -> dict[str, GeneratedSource]:
-        """The sources whose documents a language model writes, in the manifest's order."""
+        """Sources whose documents a language model writes, in the manifest's order."""
         return {name: source for name, source in self.sources.items() if isinstance(source, GeneratedSource)}
 
     @property
     def text_sources(self) -> dict[str, Source | GeneratedSource]:
-        """All sources of documents, read and generated ones, in the manifest's order."""
+        """All sources of documents, read or generated, in the manifest's order."""
         return {name: source for name, source in self.sources.items() if not isinstance(source, TokenSource)}
 
     @property
     def licences(self) -> dict[str, str | None]:
-        """What is noted of the licence of each source of documents; of a generated one without a note what is noted of
-        the sources that it is made from."""
-        return {
-            name: " and ".join(noted) or None
-            for name, source in self.text_sources.items()
-            if (noted := sorted(self._noted(name, source, ()))) is not None
-        }
+        """Licence of each source of documents; of a generated one without its own, the licences of the sources from
+        which it is made."""
+        licences: dict[str, str | None] = {}
+        for name, source in self.text_sources.items():
+            licences[name] = " and ".join(sorted(self._licences_of(name, source, ()))) or None
+        return licences
 
-    def _noted(self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]) -> set[str]:
+    def _licences_of(self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]) -> set[str]:
         if source.licence is not None or isinstance(source, Source):
             return set() if source.licence is None else {source.licence}
-        return {
-            noted
-            for parent in source.generate.parents
-            if parent in self.text_sources and parent not in (*above, name)
-            for noted in self._noted(parent, self.text_sources[parent], (*above, name))
-        }
+        parents = [
+            parent for parent in source.generate.parents if parent in self.text_sources and parent not in (*above, name)
+        ]
+        licences: set[str] = set()
+        for parent in parents:
+            licences |= self._licences_of(parent, self.text_sources[parent], (*above, name))
+        return licences
 
     @property
     def token_sources(self) -> dict[str, TokenSource]:
-        """The sources whose tokens another tool has made, in the manifest's order."""
+        """Sources whose tokens another tool has written, in the manifest's order."""
         return {name: source for name, source in self.sources.items() if isinstance(source, TokenSource)}
 
 
 MODELS = ("model", "pretrain", "merge", "sft", "dpo", "rl")
-"""Sections and stages that give a model which writes text, in the order in which they train it; a run begins with one
-of the first two."""
+"""Sections and stages that give a model that writes text, in training order; a run begins with one of the first two."""
 TUNINGS = ("sft", "reward", "dpo", "rl")
-"""Sections that train a model further on examples, whose rows have a length of their own."""
+"""Sections that train a model further on examples, with their own row length."""
 CONTINUING = ("pretrain", "merge")
-"""Those of models that continue a text, and were never taught to answer."""
+"""Members of `MODELS` that continue a text, and were never taught to answer."""
 
 
 def beyond_context(stage: str, length: int, trained: int) -> str:
-    """What a person should know of a tuning whose rows are longer than all before."""
+    """Return a warning about a tuning whose rows are longer than all before."""
     return (
-        f"{stage}: its rows have {length} tokens, but the model was trained on {trained} at the most: the rotary "
-        f"positions behind those are new to it, and a short tuning may not teach them; look at long answers, lower "
+        f"{stage}: its rows have {length} tokens, but the model was trained on at most {trained}: the rotary "
+        f"positions after those are new to it, and a short tuning may not teach them; check long answers, lower "
         f"{stage}.sequence_length, or stretch positions with pretrain.model.rope_scaling"
     )
 
 
 def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
-    """Stage -> warning, for each tuning whose rows are longer than those that its model was trained on.
+    """Return stage -> warning, for each tuning whose rows are longer than those that its model was trained on.
 
     Args:
-        manifest: of the whole run.
-        trained: the context of the model that the run begins with.
+        manifest: the manifest of the run.
+        trained: context of the model from which the run starts.
     """
-    contexts, warnings = {"pretrain" if manifest.model is None else "model": trained}, {}
+    contexts = {"pretrain" if manifest.model is None else "model": trained}
+    warnings: dict[str, str] = {}
     for stage in TUNINGS:
         section = getattr(manifest, stage)
         if section is None:
@@ -296,13 +301,13 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
 
 
 def known_keys(location: Location) -> list[str]:
-    """The keys that the schema knows at a location."""
+    """Return the keys that the schema has at a location."""
     models = _models_at(location)
     return sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]) if models else []
 
 
 def all_keys(model: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of a section, and of the sections inside it; one that may stand in itself is gone into once."""
+    """Yield every key of a section, and of the sections inside it; a recursive section is expanded once."""
     for name, field in model.model_fields.items():
         yield (name,)
         for inner in models_in(field.annotation):
@@ -311,15 +316,17 @@ def all_keys(model: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, ...
 
 
 def dotted(location: Location) -> str:
-    """A location as messages name it: `mix.phases[0].end`; empty for the whole."""
+    """Return a location as messages name it: `mix.phases[0].end`; empty for the whole manifest."""
     key = ""
     for part in location:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
-    return key
+        if isinstance(part, int):
+            key += f"[{part}]"
+        else:
+            key += f".{part}" if key else str(part)
 
 
 def _models_at(location: Location) -> list[Any]:
-    """The sections that may stand at a location."""
+    """Return the sections that may stand at a location."""
     models: list[Any] = [Manifest]
     for part in location:
         if isinstance(part, int) or not models:
@@ -328,17 +335,16 @@ def _models_at(location: Location) -> list[Any]:
             models = [STEP_SECTIONS[part]]
             continue
         field = models[0].model_fields.get(part)
-        # Where it is not a key, it is the kind that says which of several models a mapping is.
-        models = (
-            models_in(field.annotation)
-            if field is not None
-            else [one for one in models if part in _kinds_of(one)] or models
-        )
+        if field is not None:
+            models = models_in(field.annotation)
+        else:
+            # A part that is not a key is the kind that pydantic names for one of several models.
+            models = [model for model in models if part in _kinds_of(model)] or models
     return models
 
 
 def models_in(annotation: Any) -> list[Any]:
-    """The sections that a key's type may be."""
+    """Return the sections that a key's type may be."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is None:

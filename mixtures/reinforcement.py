@@ -1,4 +1,4 @@
-"""The sections `reward` and `rl`: a model that scores answers, what answers are rewarded for, and learning from it."""
+"""The sections `reward` and `rl`: reward models, rewards of answers, and reinforcement learning."""
 
 from __future__ import annotations
 
@@ -18,75 +18,75 @@ from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs, Tuni
 from gristmill.mixtures.user_code import OwnCall, OwnFunction, check_signature, stated_signature
 
 ANSWER, MESSAGES = "answer", "messages"
-"""What rewards of one's own call a prompt's right answer, and its turns."""
+"""Names under which the user's rewards get a prompt's right answer, and its turns."""
 
 
 GIVEN = ("prompts", "completions")
-"""What they are given by name, if they take it."""
+"""Keyword arguments of the user's rewards that accept them."""
 TURNS = "turns"
-"""What they are given besides, if they name it: TRL's functions, which take the rest as `**others`, know nothing of it.
-"""
+"""Keyword argument passed only if a reward names it: TRL's functions, which accept others as `**others`, do not know
+it."""
 
 
 class AnswerReward(Section):
-    """What all rewards have in common. An answer's reward is the sum of all of them, each times its weight."""
+    """Settings of every reward. An answer's reward is the weighted sum of all of them."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """What the metrics call it; its kind if absent, or its function. No two may have the same."""
+    """Name of the reward in the metrics; its kind, or its function, if absent. Names must be distinct."""
     weight: float = 1.0
-    """What it is multiplied with; below zero it punishes."""
+    """Factor of the reward; a negative one punishes."""
 
 
 class Exact(AnswerReward):
-    """1 where the answer is the prompt's own answer, blanks at both ends left out."""
+    """1 if the answer is the prompt's own answer, ignoring blanks at both ends."""
 
     kind: Literal["exact"]
-    """Names this reward."""
+    """Selects this reward."""
     ignore_case: bool = False
-    """Whether upper and lower case are the same."""
+    """Treat upper and lower case as equal."""
 
 
 class Contains(AnswerReward):
-    """1 where the answer contains a text."""
+    """1 if the answer contains a text."""
 
     kind: Literal["contains"]
-    """Names this reward."""
+    """Selects this reward."""
     text: Annotated[str, Field(min_length=1)] | None = None
-    """Which; the prompt's own answer if absent."""
+    """The text; the prompt's own answer if absent."""
     ignore_case: bool = False
-    """Whether upper and lower case are the same."""
+    """Treat upper and lower case as equal."""
 
 
 class Number(AnswerReward):
-    """1 where the last number in the answer is the last number of the prompt's own answer; 1,234.50 is 1234.5."""
+    """1 if the last number in the answer is the last number of the prompt's own answer; 1,234.50 is 1234.5."""
 
     kind: Literal["number"]
-    """Names this reward."""
+    """Selects this reward."""
     tolerance: Annotated[float, Field(ge=0.0)] = 1e-6
-    """How far they may be apart, as a share of the right one."""
+    """Largest difference, as a share of the right number."""
 
 
 class Mathematics(AnswerReward):
-    """1 where the final answer has the value of the prompt's own answer: `\\frac{1}{2}` is 0.5, `2(x+1)` is `2x + 2`.
+    """1 if the final answer has the value of the prompt's own answer: `\\frac{1}{2}` is 0.5, `2(x+1)` is `2x + 2`.
 
-    The final answer is the last `\\boxed{...}`, else what follows the last `####`, else the last line, behind its last
-    `=` or `is`. Numbers, variables, roots, powers, sin, cos, tan, log, exp and tuples are read, in LaTeX or plain;
+    The final answer is the last `\\boxed{...}`, else the text after the last `####`, else the last line, after its last
+    `=` or `is`. Numbers, variables, roots, powers, sin, cos, tan, log, exp and tuples are parsed, in LaTeX or plain;
     anything else must be the same text.
     """
 
     kind: Literal["math"]
-    """Names this reward."""
+    """Selects this reward."""
 
 
 class Regex(AnswerReward):
-    """1 where a regular expression (Python's `re`) is found in the answer."""
+    """1 if a regular expression (Python's `re`) matches somewhere in the answer."""
 
     kind: Literal["regex"]
-    """Names this reward."""
+    """Selects this reward."""
     pattern: Annotated[str, Field(min_length=1)]
-    """Searched for anywhere; `.` matches line ends too."""
+    """The expression, searched anywhere; `.` matches line ends too."""
     captures_answer: bool = False
-    """Whether the last match's first group must also be the prompt's own answer, blanks at both ends left out."""
+    """Require the first group of the last match to be the prompt's own answer, ignoring blanks at both ends."""
 
     @model_validator(mode="after")
     def _compiles(self) -> Self:
@@ -100,22 +100,22 @@ class Regex(AnswerReward):
 
 
 class Length(AnswerReward):
-    """1 at a target length, falling in proportion to the distance from it: 0 at no tokens and from twice as many on."""
+    """1 at a target length, falling linearly with the distance from it: 0 at no tokens and at twice as many or more."""
 
     kind: Literal["length"]
-    """Names this reward."""
+    """Selects this reward."""
     target_tokens: Positive
-    """The length that is wanted."""
+    """Target length in tokens."""
 
 
 class Format(AnswerReward):
-    """1 where the answer is nothing but certain tagged parts, in their order, each there once and not empty.
+    """1 if the answer consists of certain tagged parts, in order, each exactly once and not empty.
 
-    As DeepSeek-R1's format reward (2025): `<think>...</think> <answer>...</answer>`.
+    Like DeepSeek-R1's format reward (2025): `<think>...</think> <answer>...</answer>`.
     """
 
     kind: Literal["format"]
-    """Names this reward."""
+    """Selects this reward."""
     tags: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...], Field(min_length=1)] = (
         "think",
         "answer",
@@ -124,32 +124,31 @@ class Format(AnswerReward):
 
 
 class ModelReward(AnswerReward):
-    """What a reward model thinks of the conversation; not between 0 and 1."""
+    """Score of the conversation by a reward model; not limited to 0 to 1."""
 
     kind: Literal["model"]
-    """Names this reward."""
+    """Selects this reward."""
     path: OutsidePath | None = None
-    """Its folder, which transformers would load as LlamaForSequenceClassification with one label; that of the stage
-    `reward` if absent."""
+    """The model's folder, which transformers would load as LlamaForSequenceClassification with one label; the model of
+    the stage `reward` if absent."""
 
 
 class OwnReward(AnswerReward, OwnCall):
-    """What a function of your own gives: `use: ./rewards.py:polite`, in place of a kind.
+    """Reward computed by a function of your own: `use: ./rewards.py:polite`, instead of a kind.
 
     It is called with `prompts` and `completions`, lists of texts, and with the columns of the prompts' records that it
-    takes by name, lists of their values as they are, and gives a list of numbers: a function for TRL's GRPOTrainer
-    works unchanged if it takes texts. If it names `turns` it also gets, for each answer, the messages that it consists
-    of, with calls of tools and what they answered; `completions` has the last of them. Examples are in
-    docs/own-training.md."""
+    takes by name, lists of their unchanged values, and returns a list of numbers: a function for TRL's GRPOTrainer
+    works unchanged if it takes texts. If it names `turns`, it also gets the messages of each answer, with calls of
+    tools and their answers; `completions` has the last of them. Examples are in docs/own-training.md."""
 
     kind: Literal["own"] = "own"
-    """Need not be given beside `use`."""
+    """May be left out beside `use`."""
     columns: tuple[str, ...] = ()
-    """Keys of the prompts' records that it needs though its source does not name them, which is for functions of
-    installed packages; `answer` is the right answer where a record has no such key, `messages` the whole prompt."""
+    """Keys of the prompts' records that it needs though its source does not name them, for functions of installed
+    packages; `answer` is the right answer if a record has no such key, `messages` the whole prompt."""
 
     def check_code(self, code: OwnFunction) -> None:
-        """See that it takes its columns and options; see `OwnPlace.check_code`."""
+        """Check that the function takes its columns and options; see `OwnPlace.check_code`."""
         signature = stated_signature(code)
         if signature is not None:
             names = [name for name in (*GIVEN, TURNS) if name in signature.parameters]
@@ -158,27 +157,27 @@ class OwnReward(AnswerReward, OwnCall):
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        """Keys that every record must have: `columns`, and the arguments that its source requires."""
+        """Keys that every record must have: `columns`, and the arguments that the function's source requires."""
         signature = stated_signature(self.use)
         required = () if signature is None else _required(signature)
-        own = {*GIVEN, TURNS, *self.options}
-        return tuple(dict.fromkeys(name for name in (*self.columns, *required) if name not in own))
+        provided = {*GIVEN, TURNS, *self.options}
+        return tuple(dict.fromkeys(name for name in (*self.columns, *required) if name not in provided))
 
     @property
     def takes_other_columns(self) -> bool:
-        """Whether it may take columns that it does not need."""
+        """True if it may take columns that it does not need."""
         signature = stated_signature(self.use)
         if signature is None:
             return True
-        own = {*GIVEN, TURNS, *self.options, *self.needed_columns}
+        known_names = {*GIVEN, TURNS, *self.options, *self.needed_columns}
         return any(
-            parameter.kind is parameter.VAR_KEYWORD or name not in own
+            parameter.kind is parameter.VAR_KEYWORD or name not in known_names
             for name, parameter in signature.parameters.items()
         )
 
 
 def _required(signature: inspect.Signature) -> list[str]:
-    """Arguments without a default value."""
+    """Return the arguments without a default value."""
     return [
         name
         for name, parameter in signature.parameters.items()
@@ -188,7 +187,7 @@ def _required(signature: inspect.Signature) -> list[str]:
 
 
 def kind_of_own(value: Any) -> Any:
-    """Rewards of one's own need not say that they are."""
+    """Add the kind of a user's reward, which need not be written."""
     return {"kind": "own", **value} if isinstance(value, Mapping) and "use" in value else value
 
 
@@ -202,14 +201,14 @@ AnyReward = Annotated[
 
 
 def name_of(reward: AnswerReward) -> str:
-    """What the metrics call a reward."""
+    """Return the name of a reward in the metrics."""
     if reward.name is None and isinstance(reward, OwnReward):
         return reward.use.called
     return reward.name or str(reward.kind)  # type: ignore[attr-defined]
 
 
 def wants_answer(reward: AnswerReward) -> bool:
-    """Whether a reward compares with a prompt's own answer."""
+    """Return True if a reward compares with a prompt's own answer."""
     match reward:
         case Exact() | Number() | Mathematics():
             return True
@@ -224,12 +223,12 @@ def wants_answer(reward: AnswerReward) -> bool:
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """Which keys of the prompts' records rewards get.
+    """Keys of the prompts' records that rewards receive.
 
     Attributes:
-        needed: that every record must have.
-        optional: that they get where a record has them.
-        all: whether they get every other key, too.
+        needed: keys that every record must have.
+        optional: keys that rewards receive if a record has them.
+        all: True if they receive every other key, too.
     """
 
     needed: tuple[str, ...] = ()
@@ -238,50 +237,51 @@ class RecordColumns:
 
 
 def columns_of(rewards: Sequence[AnswerReward]) -> RecordColumns:
-    """The keys that rewards get, but for those that every prompt has under a name of our own."""
-    own = [reward for reward in rewards if isinstance(reward, OwnReward)]
-    needed = dict.fromkeys(name for reward in own for name in reward.needed_columns)
+    """Return the keys that rewards receive, except those that every prompt has under a name of our own."""
+    own_rewards = [reward for reward in rewards if isinstance(reward, OwnReward)]
+    needed = dict.fromkeys(name for reward in own_rewards for name in reward.needed_columns)
     return RecordColumns(
         tuple(name for name in needed if name not in (ANSWER, MESSAGES)),
         (ANSWER,) if ANSWER in needed else (),
-        any(reward.takes_other_columns for reward in own),
+        any(reward.takes_other_columns for reward in own_rewards),
     )
 
 
 class RewardOptimizer(TuningOptimizer):
-    """What an update of `reward` is."""
+    """The update rule of `reward`."""
 
     learning_rate: PositiveFloat = 1e-4
-    """At the peak of the schedule (TRL's reward training: 1e-4)."""
+    """Learning rate at the peak of the schedule (TRL's reward training: 1e-4)."""
 
 
 class Reward(Training):
     """A reward model (Christiano et al. 2017; Stiennon et al. 2020): the tuned model with one number as its output,
-    trained so that of each pair the chosen answer's is the larger (Bradley & Terry 1952). The stage's `model/` is what
-    transformers loads with AutoModelForSequenceClassification."""
+    trained so that the chosen answer of each pair gets the larger number (Bradley & Terry 1952). transformers loads the
+    stage's `model/` with AutoModelForSequenceClassification."""
 
     data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)] | None = None
-    """Where the pairs are; those of `dpo` if absent, each once whatever the weights of the sets."""
+    """Sets of pairs; if absent those of `dpo`, each read once whatever the weights of the sets."""
     margin: Annotated[float, Field(ge=0.0)] = 0.0
-    """By how much a chosen answer's score should be the larger: subtracted from the difference inside the loss
-    (Touvron et al. 2023b, equation 2)."""
+    """Margin by which a chosen answer's score should be larger: subtracted from the difference inside the loss (Touvron
+    et al. 2023b, equation 2)."""
     center_weight: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the squared sum of a pair's two scores, which keeps scores around zero, where the loss itself sees
-    differences alone (Eisenstein et al. 2023: 0.01)."""
+    """Weight of the squared sum of a pair's two scores, which keeps scores around zero, since the loss itself depends
+    only on differences (Eisenstein et al. 2023: 0.01)."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Most tokens per conversation; the context of the model that begins if absent. A pair with a longer answer is left
-    out and counted: an answer without its end is not the one that was judged."""
+    """Largest number of tokens per conversation; the context of the starting model if absent. A pair with a longer
+    answer is left out and counted, since an answer without its end is not the one that was judged."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of pairs, chosen by hash of the prompt, that only measure the accuracy; those of `dpo` where share and seed
-    are the same."""
+    """Share of pairs, chosen by hash of the prompt, that are used only to measure the accuracy; the same pairs as in
+    `dpo` if share and seed are the same."""
     measured_pairs: Annotated[int, Field(ge=0)] = 10_000
-    """Training pairs that are scored once more after the last step, as every held-out one is: the first by their ids,
-    which are hashes. `margins.parquet` has them all, the report those that are ranked wrong by the most."""
+    """Number of training pairs that are scored again after the last step, like every held-out one: the first by their
+    ids, which are hashes. `margins.parquet` has all of them, the report those that are ranked wrong by the largest
+    margin."""
     optimizer: RewardOptimizer = RewardOptimizer()
-    """What an update is; `sophia` needs labels to draw, which pairs have not."""
+    """The update rule; `sophia` needs labels to draw, which pairs do not have."""
     lora: Lora | None = None
-    """Train adapters and the scoring row only; the whole model is trained if absent. Adapters are merged into `model/`
-    and not kept beside it."""
+    """Train only adapters and the scoring row; if absent, the whole model. Adapters are merged into `model/` and not
+    kept beside it."""
 
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Self:
@@ -294,59 +294,59 @@ class Reward(Training):
 
 
 class Prompts(Examples):
-    """One set of prompts to answer."""
+    """A set of prompts to answer."""
 
     format: Literal["auto", "prompts", "messages", "sharegpt", "completion", "instruction"] = "auto"
     """`prompts`: `prompt` or `question`, a text or messages; the others are those of `sft.data`, whose last answer is
-    not shown to the model and is taken for the right one."""
+    not shown to the model and counts as the right one."""
     answer: Annotated[str, Field(min_length=1)] = "answer"
-    """The key of the right answer, a text or a number, for the rewards that compare with one."""
+    """Key of the right answer, a text or a number, for the rewards that compare with one."""
 
 
 class Critic(Section):
-    """PPO's estimate of what reward is to come, a linear layer on the policy's last hidden states, and its use."""
+    """PPO's estimate of future reward, a linear layer on the policy's last hidden states, and its use."""
 
     discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Gamma: what a reward is worth a token earlier (Stiennon et al. 2020: 1)."""
+    """Gamma: value of a reward one token earlier (Stiennon et al. 2020: 1)."""
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16; their robots: 0.92 to 0.99)."""
     loss_weight: PositiveFloat = 0.1
-    """Weight of the critic's loss beside the policy's (TRL's PPOTrainer: 0.1)."""
+    """Weight of the critic's loss relative to the policy's (TRL's PPOTrainer: 0.1)."""
     clip: PositiveFloat | None = 0.2
-    """How far an estimate may move from the one before the update and still lower the loss; not limited if null."""
+    """Largest change of an estimate from the one before the update that still lowers the loss; not limited if null."""
 
 
 class RlOptimizer(TuningOptimizer):
-    """What an update of `rl` is."""
+    """The update rule of `rl`."""
 
     learning_rate: PositiveFloat = 1e-6
-    """At the peak of the schedule (TRL's GRPOTrainer for whole models: 1e-6)."""
+    """Learning rate at the peak of the schedule (TRL's GRPOTrainer for whole models: 1e-6)."""
 
 
 class RlSpikes(Spikes):
-    """What a bad step of `rl` is: as of a pre-training, but for the deviations of its loss."""
+    """Rules for bad steps of `rl`: those of a pre-training, except for the deviations of its loss."""
 
     sigma: PositiveFloat | None = None
-    """Deviations over the running mean from which on a loss is a spike; null: only a loss or gradient of NaN or
-    Inf makes a step bad. A surrogate loss lies around zero by its making, so that its size says nothing."""
+    """Deviations above the running mean from which a loss is a spike; null: only a loss or gradient of NaN or Inf makes
+    a step bad. A surrogate loss is around zero by construction, so that its size is not informative."""
 
 
 class Curriculum(Section):
-    """Prompts that teach come more often: online difficulty filtering (Bae et al. 2025; prime-rl). GRPO learns nothing
-    from a group whose answers all have one reward, and most from one of which half pass.
+    """More frequent instructive prompts: online difficulty filtering (Bae et al. 2025; prime-rl). GRPO learns nothing
+    from a group whose answers all have the same reward, and most from one of which half pass.
 
-    Prompts are taken in their seeded order, as without it. One whose share of answers that passed, the last time that
-    it was asked, does not lie within `between` is passed over, but for a share `again`; one that was never asked is
-    taken."""
+    Prompts are drawn in their seeded order, as without a curriculum. A prompt is skipped, except for a share `again`,
+    if the share of its answers that passed, when it was last asked, is not within `between`; a prompt that was never
+    asked is not skipped."""
 
     between: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Pass rates that are wanted, neither end included: what no answer has passed, or every one, is passed over (as
-    DAPO's dynamic sampling, Yu et al. 2025, equation 11)."""
+    """Range of useful pass rates, both ends excluded: a prompt that no answer has passed, or that every answer has
+    passed, is skipped (as in DAPO's dynamic sampling, Yu et al. 2025, equation 11)."""
     again: Fraction = 0.1
-    """Share of the prompts outside that are taken all the same when their turn comes, so that their rate is measured
-    anew: chosen by a hash of seed and turn."""
+    """Share of the prompts outside the range that are asked nevertheless, so that their rate is measured again: chosen
+    by a hash of seed and turn."""
     passed_at: float = 1.0
-    """The reward, all of them weighted, from which on an answer has passed."""
+    """Weighted sum of rewards from which an answer has passed."""
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
@@ -358,7 +358,7 @@ class Curriculum(Section):
 class Rl(TrainingInEpochs):
     """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
 
-    A batch of prompts is answered by the model as it is, `group_size` times each; the answers are rewarded, and
+    The current model answers a batch of prompts, `group_size` times each; the answers are rewarded, and
     `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
     """
 
@@ -374,113 +374,116 @@ class Rl(TrainingInEpochs):
     )
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
-    """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
-    `ppo`: a critic says what was to be expected of each token (Schulman et al. 2017; Ouyang et al. 2022)."""
+    """`grpo`: an answer's advantage is its reward relative to those of the same prompt (Shao et al. 2024, section 4.1);
+    `ppo`: a critic estimates the expected reward at each token (Schulman et al. 2017; Ouyang et al. 2022)."""
     start_from: Literal["auto", "pretrain", "merge", "sft", "dpo"] = "auto"
-    """The stage whose model begins, and is the reference; `auto`: the last of these that there is."""
+    """The stage whose model is the start and the reference; `auto`: the last of these that exists."""
     data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
-    """Where the prompts are."""
+    """Sets of prompts."""
     rewards: Annotated[tuple[AnyReward, ...], Field(min_length=1)]
-    """What an answer is rewarded for."""
+    """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
-    """What the model may call while it answers: `calculator`, `{python: {...}}`, `{search: {...}}`, `{use: ...}`. What
-    a tool answers has no loss, and an error is an answer too. See docs/how-to/training/tools-in-rl.md."""
+    """Tools that the model may call while it answers: `calculator`, `{python: {...}}`, `{search: {...}}`, `{use: ...}`.
+    A tool's answers have no loss, and an error is an answer too. See docs/how-to/training/tools-in-rl.md."""
     turns: Positive = 4
-    """Most turns of the assistant in an answer with `tools`; an answer that calls in its last turn is cut."""
+    """Largest number of the assistant's turns in an answer with `tools`; an answer that calls in its last turn is
+    cut."""
     tool_answer_tokens: Positive = 256
-    """Most tokens of a tool's answer; a longer one is cut."""
+    """Largest number of tokens of a tool's answer; a longer one is cut."""
     curriculum: Curriculum | None = None
-    """Which prompts come more often; all alike if absent."""
+    """Rule for more frequent prompts; all prompts are equally frequent if absent."""
     group_size: Positive = 8
     """Answers per prompt."""
     global_batch_size: Positive = 64
     """Answers per optimizer step, over all ranks and micro-batches: a multiple of `group_size`."""
     micro_batch_size: Positive = 8
-    """Answers per forward pass of the training on one rank at the most."""
+    """Largest number of answers per forward pass of the training on one rank."""
     steps_per_batch: Positive = 1
-    """Optimizer steps that the answers to a batch of prompts are shared out to."""
+    """Number of optimizer steps among which the answers to a batch of prompts are divided."""
     epochs_per_batch: Positive = 1
-    """How often each of them is learned from."""
+    """Number of passes over these answers."""
     temperature: PositiveFloat = 1.0
-    """Logits are divided by it, when answers are drawn and when they are learned from: it is that policy which
+    """Divisor of the logits, both when answers are drawn and when they are learned from: this is the policy that
     improves."""
     max_new_tokens: Positive = 256
-    """Most tokens of an answer, its end included, and with `tools` those of all its turns and of what they answer; an
-    answer that is longer is cut."""
+    """Largest number of tokens of an answer, its end included; with `tools` those of all its turns and of the tools'
+    answers. A longer answer is cut."""
     generation_rows: Positive = 64
-    """Answers that are generated at the same time on one rank at the most."""
+    """Largest number of answers that are generated at the same time on one rank."""
     rollouts: Literal["own", "vllm"] = "own"
-    """What draws answers: the engine that is here, or vLLM where it is installed, in one process (`engine.ranks: 1`).
-    vLLM's log-probabilities of what it drew are compared with ours in every batch. Not tried with vLLM itself yet."""
+    """Engine that draws answers: the built-in one, or vLLM if it is installed, in one process (`engine.ranks: 1`).
+    vLLM's log-probabilities of the drawn tokens are compared with ours in every batch. Not tested with vLLM itself
+    yet."""
     rollouts_agree: PositiveFloat = 0.02
-    """Largest mean difference of these log-probabilities; beyond it the training is refused. bf16 rounds a logit of 5
-    by up to 0.01."""
+    """Largest mean difference of these log-probabilities; beyond it the training fails. bf16 rounds a logit of 5 by up
+    to 0.01."""
     vllm_memory: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
     """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`; TRL's colocated mode: 0.3)."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Most tokens of prompt and answer; the context of the model that begins if absent. A longer one becomes the new
-    context. Prompts that leave less than `max_new_tokens` are left out, and counted."""
+    """Largest number of tokens of prompt and answer; the context of the starting model if absent. A larger number
+    becomes the new context. Prompts that leave less than `max_new_tokens` are left out, and counted."""
     clip: PositiveFloat = 0.2
-    """How far the ratio of new to old probability may fall below 1, or rise above it, and still be rewarded (Schulman
-    et al. 2017, equation 7)."""
+    """Largest change of the ratio of new to old probability, below or above 1, that is still rewarded (Schulman et al.
+    2017, equation 7)."""
     clip_high: PositiveFloat | None = None
-    """How far it may rise, where that differs (DAPO, Yu et al. 2025: 0.28); `clip` if absent."""
+    """Largest rise of the ratio, if it differs (DAPO, Yu et al. 2025: 0.28); `clip` if absent."""
     kl_weight: Annotated[float, Field(ge=0.0)] = 0.04
-    """Strength of the tie to the model that it starts from (Shao et al. 2024: 0.04); 0 needs no reference in memory."""
+    """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no reference in memory."""
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """How the divergence is estimated from drawn tokens (Schulman 2020). `grpo` adds it to the loss, where `auto` is
-    k3; `ppo` takes it from the reward of each token, where `auto` is k1."""
+    """Estimator of the divergence from drawn tokens (Schulman 2020). `grpo` adds it to the loss, where `auto` is k3;
+    `ppo` subtracts it from the reward of each token, where `auto` is k1."""
     kl_correction: bool = True
-    """Multiply `grpo`'s estimate by the ratio of new to old probability, which makes its gradient that of the
-    divergence, also where an update is not the first of its answers (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so
-    too). The first GRPO had k3 without it, whose gradient is another divergence's."""
+    """Multiply `grpo`'s estimate by the ratio of new to old probability, so that its gradient is that of the divergence
+    even if an update is not the first of its answers (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so too). The first
+    GRPO used k3 without it, whose gradient is another divergence's."""
     advantage_scale: Literal["group", "batch", "none"] = "group"
-    """What `grpo` divides advantages by: the standard deviation of the rewards of the same prompt (Shao et al. 2024),
-    of the whole batch, or nothing (Dr. GRPO, Liu et al. 2025, which finds that the first prefers prompts that are
-    too easy or too hard)."""
+    """Divisor of `grpo`'s advantages: the standard deviation of the rewards of the same prompt (Shao et al. 2024), of
+    the whole batch, or none (Dr. GRPO, Liu et al. 2025, which finds that the first prefers prompts that are too easy or
+    too hard)."""
     normalisation: Literal["sequence", "token", "constant"] = "token"
-    """What a step's loss is the mean of: answers, each the mean of its tokens (GRPO), tokens (DAPO), or tokens out of
-    `max_new_tokens` per answer, so that no answer's length changes the weight of its tokens (Dr. GRPO)."""
+    """Units over which a step's loss is averaged: answers, each the mean of its tokens (GRPO), tokens (DAPO), or tokens
+    out of `max_new_tokens` per answer, so that an answer's length does not change the weight of its tokens (Dr.
+    GRPO)."""
     mask_truncated: bool = False
-    """Leave answers that were cut out of the loss (DAPO's overlong filtering); they count as answers of their group."""
+    """Exclude cut answers from the loss (DAPO's overlong filtering); they still count as answers of their group."""
     critic: Critic = Critic()
     """The critic of `ppo`."""
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of prompts, chosen by hash, that are never trained on: their likeliest answers are rewarded before and
+    """Share of prompts, chosen by hash, that are never trained on: their greedy answers are rewarded before and
     after."""
     holdout_limit: Positive = 256
-    """Held-out prompts that are answered at the most, the first by hash."""
+    """Largest number of held-out prompts to answer, the first by hash."""
     samples_every: Positive = 50
-    """Batches of prompts between those of which `rollouts.json` shows some answers, beside the first and the last.
+    """Batches of prompts between those of which `rollouts.json` shows some answers, besides the first and the last.
     Every answer is kept, and `gristmill trace --stage rl --step N` shows those of a step."""
     optimizer: RlOptimizer = RlOptimizer()
-    """What an update is; `sophia` needs labels to draw."""
+    """The update rule; `sophia` needs labels to draw."""
     spikes: RlSpikes = RlSpikes()
-    """Which steps are skipped."""
+    """Rules for skipping steps."""
     lora: Lora | None = None
-    """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""
+    """Train adapters only; the reference is then the model without them. If absent, the whole model is trained."""
     validate_every: Positive | None = None
-    """Steps between measurements of the pre-training's held-out rows, which show what is forgotten, in the units of
-    `pretrain`; also measured after the last step. Nothing is measured if absent."""
+    """Steps between measurements of the pre-training's held-out rows, which show forgetting, in the units of
+    `pretrain`; also measured after the last step. Not measured if absent."""
 
     @property
     def updates_per_batch(self) -> int:
-        """Optimizer steps until the model answers again."""
+        """Number of optimizer steps until the model answers again."""
         return self.steps_per_batch * self.epochs_per_batch
 
     @property
     def rollouts_per_batch(self) -> int:
-        """Answers that are generated at once."""
+        """Number of answers that are generated at once."""
         return self.global_batch_size * self.steps_per_batch
 
     def steps_of_epochs(self, epochs: float, rows: int) -> int:
-        """Steps that ask so many prompts that often."""
+        """Return the steps that ask `rows` prompts `epochs` times."""
         prompts_per_batch = self.rollouts_per_batch // self.group_size
         return math.ceil(epochs * rows / prompts_per_batch) * self.updates_per_batch
 
     @property
     def kl_kind(self) -> Literal["k1", "k2", "k3"]:
-        """The estimator that is meant."""
+        """The estimator in effect."""
         if self.kl_estimator != "auto":
             return self.kl_estimator
         return "k3" if self.algorithm == "grpo" else "k1"
@@ -524,7 +527,7 @@ class Rl(TrainingInEpochs):
         if self.algorithm == "grpo" and self.kl_estimator == "k1" and not self.kl_correction:
             raise ValueError(
                 "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a loss its gradient is "
-                "zero on average, so it would hold nothing; choose k2 or k3, or kl_correction: true"
+                "zero on average, so it would have no effect; choose k2 or k3, or kl_correction: true"
             )
         return self
 
@@ -537,12 +540,12 @@ class Rl(TrainingInEpochs):
             )
         if self.schedule.warmup_tokens is not None:
             raise ValueError(
-                "rl.schedule.warmup_tokens: how many tokens a step has is known only once they are "
-                "generated; give warmup_steps"
+                "rl.schedule.warmup_tokens: the number of tokens in a step is known only when they are "
+                "generated; set warmup_steps"
             )
         if self.spikes.rollback_after is not None:
             raise ValueError(
-                "rl.spikes.rollback_after: going back would leave the answers that were learned from in "
+                "rl.spikes.rollback_after: rolling back would leave the answers that were learned from in "
                 "between to another model; remove it"
             )
         return self

@@ -1,8 +1,8 @@
-"""Code of the user's in a manifest: `use: ./steps.py:keep_recipes`, a file beside it, or `use: acme.filters:keep`.
+"""User code in a manifest: `use: ./steps.py:keep_recipes`, a file beside it, or `use: acme.filters:keep`.
 
-A manifest takes such code by value when it is read, without running it: the source of the function's file and of the
-files beside it that it imports, or the name and version of an installed distribution. So the code is a part of every
-recipe, which is hashed, stored and handed to workers; what runs, runs `dataprep/user_functions.py`.
+A manifest captures such code by value when it is read, without running it: the source of the function's file and of
+the files beside it that it imports, or the name and version of an installed distribution. The code is therefore part of
+every recipe, which is hashed, stored and sent to workers; `dataprep/user_code/` runs it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
 class OwnCodeError(ValueError):
-    """Code of the user's that cannot be had, or does not do what its place asks for; names the file and the line."""
+    """User code that is missing, or does not do what its place requires; names the file and the line."""
 
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function, or a class, that a user has written.
+    """A function, or a class, written by a user.
 
     Attributes:
-        written: as the manifest has it.
-        module: the module that defines it; of a file its name without `.py`.
-        name: what it is called there.
-        files: name -> source, of the function's file and of those in its folder that it imports. Empty where it is
+        written: the reference in the manifest.
+        module: the module that defines it; for a file its name without `.py`.
+        name: its name in that module.
+        files: name -> source, of the function's file and of those in its folder that it imports. Empty if it is
             installed.
-        distribution: `acme 1.2` where it is installed, by which it is known then.
+        distribution: `acme 1.2` if it is installed, which then identifies it.
     """
 
     written: str
@@ -59,62 +59,65 @@ class OwnFunction:
 
     @property
     def taken(self) -> bool:
-        """Whether the code has been taken by value; before that only its name is known."""
+        """True if the code has been captured by value; before that only its name is known."""
         return bool(self.files or self.distribution)
 
     @property
     def reference(self) -> str:
-        """`steps:keep_recipes`: what it is called wherever it lies."""
+        """`steps:keep_recipes`: its name, independent of its folder."""
         return f"{self.module}:{self.name}"
 
     @property
     def called(self) -> str:
-        """`keep_recipes`: the function's own name, whether or not the code has been taken."""
+        """`keep_recipes`: the function's own name, even before the code has been captured."""
         return self.name or self.written.rpartition(":")[2]
 
     @cached_property
     def sha256(self) -> str:
-        """64 hexadecimal digits that name the code."""
+        """64 hexadecimal digits that identify the code."""
         return hashlib.sha256(json.dumps(self.by_value(), sort_keys=True).encode()).hexdigest()
 
     def by_value(self) -> dict[str, Any]:
-        """What recipes hold of it; whatever folder it lies in."""
+        """Return the part of a recipe that identifies it, independent of its folder."""
         return {"function": self.reference, "files": dict(self.files), "distribution": self.distribution}
 
     @property
     def file(self) -> str:
-        """`steps.py`: what its file is called in messages; of an installed one the module."""
+        """`steps.py`: name of its file in messages; for an installed one the module."""
         return f"{self.module}.py" if self.files else self.module
 
     def describe(self) -> str:
-        """`./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme 1.2 (...)`: what would run."""
-        # Without a distribution it is known by a hash, as code in a file is.
-        of = f" of {self.distribution}" if self.distribution and not self.distribution.startswith("sha256 ") else ""
-        return f"{self.written_again}{of} (sha256 {self.sha256[:12]})"
+        """Return `./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme 1.2 (...)`: the code that would
+        run."""
+        # Code without a distribution is identified by a hash, like code in a file.
+        suffix = ""
+        if self.distribution and not self.distribution.startswith("sha256 "):
+            suffix = f" of {self.distribution}"
+        return f"{self.written_again}{suffix} (sha256 {self.sha256[:12]})"
 
     @property
     def written_again(self) -> str:
-        """As a manifest has it: `./steps.py:keep`, `acme.filters:keep`."""
+        """Reference as a manifest has it: `./steps.py:keep`, `acme.filters:keep`."""
         return f"./{self.file}:{self.name}" if self.files else self.reference
 
     @property
     def place(self) -> str:
-        """`steps.py, line 3`: where it is defined, as far as that is known."""
-        found = self.definition()
-        return self.file if found is None else f"{self.file}, line {found.lineno}"
+        """`steps.py, line 3`: place of its definition, as far as that is known."""
+        definition = self.definition()
+        return self.file if definition is None else f"{self.file}, line {definition.lineno}"
 
     @cached_property
     def source(self) -> str | None:
-        """The text of the file that it is named in; None where that is not at hand, or not Python."""
+        """Text of the file in its reference; None if that is not available, or not Python."""
         if self.files:
             return self.files.get(self.file)
         file = _find_module(self.module) if self.distribution else None
         return file.read_text(encoding="utf-8") if file is not None and file.suffix == ".py" else None
 
     def definition(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
-        """Where its source is at hand and its file defines it by `def` or `class`, that definition."""
-        found = _named(ast.parse(self.source), self.name) if self.source is not None else None
-        return found if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
+        """Return its definition by `def` or `class`; None if its source is not available or defines it otherwise."""
+        statement = _named(ast.parse(self.source), self.name) if self.source is not None else None
+        return statement if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -130,18 +133,18 @@ class OwnFunction:
     def _validate(cls, value: Any) -> OwnFunction:
         if isinstance(value, OwnFunction):
             return value
-        if isinstance(value, Mapping):  # by value, as recipes and workers have it
+        if isinstance(value, Mapping):  # by value, as in recipes and on workers
             module, _, name = str(value["function"]).partition(":")
             return cls(value["function"], module, name, value["files"], value["distribution"])
         written = _WRITTEN.match(value) if isinstance(value, str) else None
         if written is None:
             raise ValueError(
-                f"a function is written {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} (installed)"
+                f"write a function as {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} (installed)"
             )
         path = written["path"]
         if "://" in path:
             raise ValueError(
-                "code is taken from files beside the manifest and from installed packages only; download "
+                "code must come from a file beside the manifest or an installed package; download "
                 f"it, read it, and write {FILE_FORM}"
             )
         if not path.endswith(".py") and not _MODULE.match(path):
@@ -158,12 +161,12 @@ CODE_KEYS = frozenset(("function", "files", "distribution"))
 
 
 def is_code(value: Any) -> bool:
-    """Whether a part of a recipe is code by value."""
+    """Return True if a part of a recipe is code by value."""
     return isinstance(value, Mapping) and value.keys() == CODE_KEYS
 
 
 def code_in(recipe: Any) -> Iterator[OwnFunction]:
-    """All code by value inside of a recipe, or of what a stage is given."""
+    """Yield all code by value inside a recipe, or inside a stage's settings."""
     if is_code(recipe):
         yield OwnFunction._validate(recipe)
     elif isinstance(recipe, Mapping | list | tuple):
@@ -172,7 +175,8 @@ def code_in(recipe: Any) -> Iterator[OwnFunction]:
 
 
 def name_code(recipe: Any) -> Any:
-    """A recipe, or a manifest as a run recorded it, with code by value named in one line each."""
+    """Return a recipe, or a manifest as recorded by a run, with each code by value replaced by one line that names
+    it."""
     if is_code(recipe):
         return OwnFunction._validate(recipe).describe()
     if isinstance(recipe, Mapping):
@@ -181,21 +185,21 @@ def name_code(recipe: Any) -> Any:
 
 
 class OwnPlace(Section):
-    """A place where code of the user's stands, which may say how it is called."""
+    """A place in the manifest for user code, which may define how the code is called."""
 
     takes: ClassVar[tuple[str, ...] | None] = None
-    """What the code gets by place; None where that depends on more than the place."""
+    """Names of the positional arguments; None if they depend on more than the place."""
     offers: ClassVar[tuple[str, ...]] = ()
-    """What it gets by name, if it has such a parameter."""
+    """Names of optional keyword arguments, passed if the code has such a parameter."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the function is given by name."""
+        """Keyword arguments of the function."""
         options: dict[str, Any] = getattr(self, "with")
         return options
 
     def check_code(self, code: OwnFunction) -> None:
-        """See that the code can be called here, as far as its source says; nothing of it is run.
+        """Check that the code can be called here, as far as its source shows; the code is not run.
 
         Raises:
             OwnCodeError: it takes other arguments.
@@ -207,28 +211,29 @@ class OwnPlace(Section):
 
 
 class Own(OwnPlace):
-    """A point at which code of the user's may stand: `{use: ./steps.py:keep_recipes, with: {word: xyzzy}}`."""
+    """A place for user code: `{use: ./steps.py:keep_recipes, with: {word: xyzzy}}`."""
 
     use: OwnFunction
-    """`./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`, installed."""
-    # `with` is a word of Python's own, so that a class cannot declare it in the usual way.
+    """Function to use: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`, installed."""
+    # `with` is a Python keyword, so a class cannot declare it in the usual way.
     __annotations__["with"] = "dict[str, Any]"
     vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
 
 
 class OwnCall(Own):
-    """Code of the user's that a stage waits for."""
+    """User code for which a stage waits."""
 
     time_limit_seconds: PositiveFloat = 600.0
-    """For one call; what takes longer ends the stage. Native code is not interrupted: it is seen when it returns. All
-    ranks of a training wait for it, which is why it is less than the 30 minutes after which PyTorch gives up."""
+    """Time limit per call; a longer call ends the stage. Native code is not interrupted: the limit applies when it
+    returns. All ranks of a training wait for the call, so the limit is less than the 30 minutes after which PyTorch
+    gives up."""
 
 
 class BuiltInOrOwn(OwnPlace):
-    """A part that may be code of the user's in place of one of the built-in kinds."""
+    """A part that is either one of the built-in kinds or user code."""
 
     use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
-    """Code of your own in place of a kind: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`,
+    """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`,
     installed. Examples are in docs/own-training.md."""
     __annotations__["with"] = "dict[str, Any]"
     vars()["with"] = Field(
@@ -237,7 +242,7 @@ class BuiltInOrOwn(OwnPlace):
 
     @property
     def own(self) -> Own | None:
-        """The user's code with its options, if it takes the place of a kind."""
+        """The user's code with its options, if it replaces a kind."""
         return None if self.use is None else Own.model_validate({"use": self.use, "with": getattr(self, "with")})
 
     @model_validator(mode="after")
@@ -247,71 +252,77 @@ class BuiltInOrOwn(OwnPlace):
         return self
 
     def unused_beside_own(self, *used: str) -> list[str]:
-        """The keys that have another value than their defaults although code of the user's takes no notice of them.
+        """Return the keys that differ from their defaults although user code ignores them.
 
         Args:
-            used: those that it does take notice of.
+            used: keys that the user's code does use.
         """
         fields = type(self).model_fields
-        return (
-            []
-            if self.use is None
-            else [
-                name
-                for name, field in fields.items()
-                if name not in ("use", "with", *used)
-                and getattr(self, name) != field.get_default(call_default_factory=True)
-            ]
-        )
+        if self.use is None:
+            return []
+        return [
+            name
+            for name, field in fields.items()
+            if name not in ("use", "with", *used)
+            and getattr(self, name) != field.get_default(call_default_factory=True)
+        ]
 
 
 def stated_signature(own: OwnFunction) -> inspect.Signature | None:
-    """What the source says of how a function, or a class, is called, without default values; nothing of it is run.
+    """Return the signature of a function or class as its source states it, without default values and without running
+    it.
 
-    None where it does not say: of what is installed, decorated, or made by a class that it inherits from.
+    None if the source does not state it: for installed or decorated code, or a constructor that a class inherits.
     """
     definition = own.definition()
-    made: ast.stmt | None = definition
+    function: ast.stmt | None = definition
     if isinstance(definition, ast.ClassDef):
         methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
-        made = None if "__new__" in methods or definition.keywords else methods.get("__init__")
-    if definition is None or definition.decorator_list or not isinstance(made, ast.FunctionDef) or made.decorator_list:
+        function = None if "__new__" in methods or definition.keywords else methods.get("__init__")
+    if (
+        definition is None
+        or definition.decorator_list
+        or not isinstance(function, ast.FunctionDef)
+        or function.decorator_list
+    ):
         return None
-    stated = made.args
-    nothing: ast.expr = ast.Constant(None)
+    arguments = function.args
+    none: ast.expr = ast.Constant(None)
 
-    def bare(one: ast.arg) -> ast.arg:
-        return ast.arg(one.arg)
+    def bare(argument: ast.arg) -> ast.arg:
+        return ast.arg(argument.arg)
 
-    arguments = ast.arguments(
-        [bare(one) for one in stated.posonlyargs],
-        [bare(one) for one in stated.args],
-        stated.vararg and bare(stated.vararg),
-        [bare(one) for one in stated.kwonlyargs],
-        [None if one is None else nothing for one in stated.kw_defaults],  # type: ignore[misc]
-        stated.kwarg and bare(stated.kwarg),
-        [nothing] * len(stated.defaults),
+    bare_arguments = ast.arguments(
+        [bare(argument) for argument in arguments.posonlyargs],
+        [bare(argument) for argument in arguments.args],
+        arguments.vararg and bare(arguments.vararg),
+        [bare(argument) for argument in arguments.kwonlyargs],
+        [None if argument is None else none for argument in arguments.kw_defaults],  # type: ignore[misc]
+        arguments.kwarg and bare(arguments.kwarg),
+        [none] * len(arguments.defaults),
     )
-    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, nothing)))
+    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(bare_arguments, none)))
     parameters = list(inspect.signature(eval(compile(expression, own.file, "eval"))).parameters.values())
     return inspect.Signature(parameters[1:] if isinstance(definition, ast.ClassDef) else parameters)
 
 
 def takes_name(signature: inspect.Signature, name: str) -> bool:
-    """Whether something takes an argument by this name."""
-    return name in signature.parameters or any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    """Return True if a signature accepts an argument of this name."""
+    return name in signature.parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+    )
 
 
 def check_signature(
     own: OwnFunction, signature: inspect.Signature, given: Sequence[str], options: Mapping[str, Any], method: str = ""
 ) -> None:
-    """See that a function, or a method of a class, can be called.
+    """Check that a function, or a method of a class, can be called.
 
     Args:
         own: the function or the class, for the message.
-        signature: of what would be called.
-        given: names of the arguments by place.
-        options: those by name.
+        signature: signature of the function or method.
+        given: names of the positional arguments.
+        options: the keyword arguments.
         method: the method's name, if it is one.
 
     Raises:
@@ -332,12 +343,12 @@ OWN_TAG, NAME_TAG = "(own)", "(name)"
 
 
 def own_or_name(value: Any) -> str:
-    """Which of two a value is where either the name of something built in may stand, or code of the user's."""
+    """Return the tag of a value that is either the name of a built-in or user code."""
     return OWN_TAG if isinstance(value, Mapping | Own) else NAME_TAG
 
 
 def own_functions(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:
-    """Yield all code of the user's inside a section or a manifest, with its location."""
+    """Yield all user code inside a section or a manifest, with its location."""
     if isinstance(value, OwnFunction):
         yield at, value
     elif isinstance(value, Section):
@@ -352,15 +363,16 @@ def own_functions(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 
 def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
-    """The function with its code by value. Nothing of it is run.
+    """Return the function with its code by value, without running it.
 
     Args:
-        own: as it was written.
-        folder: the manifest's; files are relative to it.
+        own: the function as written in the manifest.
+        folder: the manifest's folder; files are relative to it.
 
     Raises:
-        OwnCodeError: the file, its function or the module is not there, or the file is not Python. Whether an
-            installed module has the function shows when it is loaded: many make their names as they are imported.
+        OwnCodeError: the file, its function or the module does not exist, or the file is not Python. Loading shows
+            later
+            if an installed module has the function, since many define their names when imported.
     """
     if own.taken:
         return own
@@ -376,31 +388,33 @@ def _of_file(written: str, file: Path, name: str) -> OwnFunction:
 
 
 def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
-    """Take a file, and those in the same folder, or below it, that it imports."""
+    """Capture a file, and those in the same folder, or below it, that it imports."""
     files[file] = _read(folder / file)
     for imported in sorted(imported_modules(_parse(files[file], file), file)):
         parts = imported.split(".")
         for end in range(1, len(parts) + 1):
-            found = next((path for path in module_files(".".join(parts[:end])) if (folder / path).is_file()), None)
-            if found is None:
+            module_file = next(
+                (path for path in module_files(".".join(parts[:end])) if (folder / path).is_file()), None
+            )
+            if module_file is None:
                 break
-            if found not in files:
-                _take_file(folder, found, files)
+            if module_file not in files:
+                _take_file(folder, module_file, files)
 
 
 def module_files(module: str) -> tuple[str, str]:
-    """The two files that may define a module: `a/b.py` and `a/b/__init__.py`."""
+    """Return the two files that may define a module: `a/b.py` and `a/b/__init__.py`."""
     stem = module.replace(".", "/")
     return f"{stem}.py", f"{stem}/__init__.py"
 
 
 def package_of(file: str) -> str:
-    """What relative imports in a file are relative to: "" for one at the top."""
+    """Return the package that relative imports in a file refer to: "" for one at the top."""
     return ".".join(file.split("/")[:-1])
 
 
 def absolute_module(name: str, file: str, level: int) -> str:
-    """The module that an import statement in a file names; `level` is its number of leading dots."""
+    """Return the module that an import statement in a file names; `level` is its number of leading dots."""
     if not level:
         return name
     package = package_of(file).split(".")
@@ -408,7 +422,7 @@ def absolute_module(name: str, file: str, level: int) -> str:
 
 
 def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
-    """The modules that a file's import statements may mean, wherever they stand in it."""
+    """Yield the modules that the import statements anywhere in a file may refer to."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -429,24 +443,24 @@ def _installed(written: str, module: str, name: str) -> OwnFunction:
 
 
 def installed_distribution(module: str) -> str | None:
-    """Name and version of what a module of this environment belongs to; None where there is no such module."""
+    """Return name and version of the distribution of an importable module; None if there is no such module."""
     file = _find_module(module)
     return None if file is None else _distribution(module, file)
 
 
 def _find_module(module: str) -> Path | None:
-    """The file of a module, found without running any code of its packages."""
-    found: Path | None = None
+    """Return the file of a module, found without running any code of its packages."""
+    file: Path | None = None
     search: list[str] | None = None
     for end in range(1, module.count(".") + 2):
         dotted = ".".join(module.split(".")[:end])
         spec = _spec(dotted, search)
         if spec is None:
             return None
-        found = Path(spec.origin) if spec.origin else None
-        # A package that is imported already may have other folders by now.
+        file = Path(spec.origin) if spec.origin else None
+        # A package that is already imported may have other folders by now.
         search = list(getattr(sys.modules.get(dotted), "__path__", spec.submodule_search_locations) or [])
-    return found
+    return file
 
 
 def _spec(module: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -459,15 +473,15 @@ def _spec(module: str, search: list[str] | None) -> importlib.machinery.ModuleSp
 
 
 def _distribution(module: str, file: Path) -> str:
-    """Name and version of what a module belongs to; of one that can be edited in place the hash of its file besides."""
+    """Return name and version of a module's distribution, with the hash of its file if it is editable."""
     names = metadata.packages_distributions().get(module.partition(".")[0], [])
     digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
     if not names:
         return digest
-    found = metadata.distribution(names[0])
-    shown = f"{found.metadata['Name']} {found.version}"
-    editable = json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
-    return f"{shown} {digest}" if editable else shown
+    distribution = metadata.distribution(names[0])
+    name = f"{distribution.metadata['Name']} {distribution.version}"
+    editable = json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
+    return f"{name} {digest}" if editable else name
 
 
 def _read(file: Path) -> str:
@@ -504,18 +518,18 @@ def _check_named(source: str, file: str, name: str) -> None:
 
 
 def _named(tree: ast.Module, name: str) -> ast.stmt | None:
-    """The statement of a module that gives a name its meaning, the last one of several."""
-    found: ast.stmt | None = None
+    """Return the last statement of a module that defines a name."""
+    definition: ast.stmt | None = None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if node.name == name and node in tree.body:
-                found = node
+                definition = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                found = node
+                definition = node
         elif isinstance(node, ast.Import | ast.ImportFrom) and any(
             (alias.asname or alias.name) == name for alias in node.names
         ):
-            found = node
-    return found
+            definition = node
+    return definition

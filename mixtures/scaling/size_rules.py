@@ -1,7 +1,8 @@
-"""One dial for a pre-training: from a size or a depth follow shape, batch, learning rate, weight decay and steps.
+"""Derived settings of a pre-training: from a size or a depth follow shape, batch, learning rate, weight decay and
+steps.
 
-N is the number of weights in the layers (without embedding and output), D the tokens, C the arithmetic of the training,
-each as its source counts. docs/size-and-laws.md has the rules in words.
+N is the number of weights in the layers (without embedding and output), D the tokens, C the training compute in FLOPs,
+each as its source counts them. docs/size-and-laws.md has the rules in words.
 """
 
 from __future__ import annotations
@@ -17,47 +18,48 @@ from pydantic import ValidationError
 from gristmill.mixtures.model import Model
 
 CHANNELS_PER_LAYER = 64
-"""Width over depth (nanochat, scripts/base_train.py: aspect_ratio)."""
+"""Width / depth (nanochat, scripts/base_train.py: aspect_ratio)."""
 HEAD_WIDTH = 64
-"""Channels of a head (GPT-2 and Llama's small models), the same at every size, as muP wants it."""
+"""Channels per head (GPT-2 and Llama's small models), the same at every size, as muP requires."""
 TOKENS_PER_PARAMETER = 20.0
 """Hoffmann et al. 2022, table 3, to about 1 %: the rule of thumb of their first approach."""
 BATCH, BATCH_POWER = 0.2920, 0.3271
 RATE, RATE_POWER = 0.3118, -0.1250
 """DeepSeek LLM (Bi et al. 2024, section 3.1, equation 1): batch in tokens and learning rate, as powers of C."""
 FITTED_FROM = 1e17
-"""Arithmetic from which on these two were fitted (section 3.1). Below, half of the batch learns more here
+"""Compute above which these two were fitted (section 3.1). Below, half of the batch learns more here
 (docs/size-and-laws.md)."""
 OPTIMIZER = "muon"
-"""Of a decoder that predicts the next token, at AdamW's rate (Liu et al. 2025, "Muon is scalable", section 2.2)."""
+"""Default of a decoder that predicts the next token, at AdamW's rate (Liu et al. 2025, "Muon is scalable", section
+2.2)."""
 DECAY_FRACTION = 0.6
 """Share of the steps in which the learning rate falls; nanochat's warmdown_ratio is 0.5. Measured in
 docs/size-and-laws.md."""
 OTHER_OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2", "blank_infilling")
-"""Keys of `pretrain` beside which the optimizer stays AdamW: Muon was not measured there."""
+"""Objectives of `pretrain` with which the optimizer stays AdamW: Muon was not measured for them."""
 TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
 """Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D), as a power of D / N."""
 AT_ADAMWS_SCALE = ("adamw", "adamw8bit", "ademamix", "muon", "normuon", "dion")
-"""Optimizers that take AdamW's learning rate, for which the law was fitted."""
+"""Optimizers that use AdamW's learning rate, for which the law was fitted."""
 MOST_DEPTH = 1000
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?[kmb]$"
 SHAPE_KEYS = ("preset", "init_from", "use")
-"""Keys of `model` that give a whole shape themselves."""
+"""Keys of `model` that determine a whole shape themselves."""
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 @dataclass(frozen=True)
 class Dialled:
-    """What follows from a size.
+    """Settings derived from a size.
 
     Attributes:
-        layers, width, heads: of the decoder.
-        parameters: weights in the layers, N; of experts those that a token goes through.
-        tokens: the budget, D.
-        flops: non-embedding arithmetic, C (Bi et al. 2024, section 3.2: (6 N + 12 layers width length) D).
+        layers, width, heads: shape of the decoder.
+        parameters: weights in the layers, N; of experts, only those that process a token.
+        tokens: training tokens, D.
+        flops: non-embedding compute, C (Bi et al. 2024, section 3.2: (6 N + 12 layers width length) D).
         global_batch_size: rows per step, a power of two.
         learning_rate, weight_decay: to three digits.
-        steps: in which the tokens are read.
+        steps: optimizer steps that read the tokens.
     """
 
     layers: int
@@ -73,22 +75,23 @@ class Dialled:
 
 
 def depth_of(size: str) -> int:
-    """The depth whose layers have nearest to so many weights, in ratio.
+    """Return the depth whose number of weights in the layers is nearest to a size, in ratio.
 
     >>> [depth_of(size) for size in ("50k", "1m", "3m", "30m", "125m", "1b")]
     [1, 3, 4, 8, 14, 27]
     """
-    wanted = float(size[:-1]) * _UNITS[size[-1]]
+    num_weights = float(size[:-1]) * _UNITS[size[-1]]
     return min(
-        range(1, MOST_DEPTH + 1), key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(wanted, 1.0)))
+        range(1, MOST_DEPTH + 1),
+        key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(num_weights, 1.0))),
     )
 
 
 def model_of(depth: int, given: Mapping[str, Any]) -> Model:
-    """The decoder of a depth, with what was given in place of what follows.
+    """Return the decoder of a depth; given keys replace derived ones.
 
     Raises:
-        pydantic.ValidationError: what was given is wrong, or does not fit together.
+        pydantic.ValidationError: the given keys are wrong, or contradict each other.
     """
     width = given.get("width", CHANNELS_PER_LAYER * depth)
     heads = max(1, width // given.get("head_width", HEAD_WIDTH)) if isinstance(width, int) else 1
@@ -98,21 +101,21 @@ def model_of(depth: int, given: Mapping[str, Any]) -> Model:
 def dial(
     model: Model, tokens_per_parameter: float, sequence_length: int, batch: int | None = None, rate: float | None = None
 ) -> Dialled:
-    """What follows from a shape.
+    """Derive settings from a shape.
 
     Args:
         model: the decoder.
         tokens_per_parameter: D / N.
         sequence_length: tokens per row.
-        batch: rows per step, where they are given; the steps and the decay follow from them.
-        rate: the learning rate, where it is given; the decay follows from it.
+        batch: rows per step, if set; steps and decay are derived from it.
+        rate: the learning rate, if set; the decay is derived from it.
     """
     attention = model.heads * (model.head_width or model.width // model.heads)
     tokens = tokens_per_parameter * model.layer_weights
     flops = (6 * model.layer_weights + 12 * model.layers * attention * sequence_length) * tokens
     batch_tokens = BATCH * flops**BATCH_POWER * (0.5 if flops < FITTED_FROM else 1.0)
     rows = batch or 2 ** max(0, round(math.log2(batch_tokens / sequence_length)))
-    used = rate or three_digits(RATE * flops**RATE_POWER)
+    learning_rate = rate or three_digits(RATE * flops**RATE_POWER)
     steps = max(1, math.ceil(tokens / (rows * sequence_length)))
     timescale = TIMESCALE * tokens_per_parameter**TIMESCALE_POWER
     return Dialled(
@@ -123,64 +126,76 @@ def dial(
         round(tokens),
         flops,
         rows,
-        used,
-        three_digits(1 / (used * timescale * steps)),
+        learning_rate,
+        three_digits(1 / (learning_rate * timescale * steps)),
         steps,
     )
 
 
 def take_dial(section: Any, sequence_length: Any) -> Any:
-    """A section `pretrain` as it was written, with what follows from its `size` or `depth` where it says nothing.
+    """Return a section `pretrain` as written, with settings derived from its `size` or `depth` where it has none.
 
-    What is written wrong is left for the schema to find, and nothing besides it is missed then.
+    Mistakes are left for the schema to report, without reporting missing keys as well.
     """
     if not isinstance(section, Mapping) or (section.get("size") is None and section.get("depth") is None):
         return section
-    size, depth, ratio = (section.get(key) for key in ("size", "depth", "tokens_per_parameter"))
-    model, optimizer = (section.get(key) for key in ("model", "optimizer"))
-    given = {} if model is None else model
-    if not isinstance(given, Mapping) or any(given.get(key) is not None for key in SHAPE_KEYS):
+    size = section.get("size")
+    depth = section.get("depth")
+    ratio = section.get("tokens_per_parameter")
+    batch = section.get("global_batch_size")
+    model = section.get("model")
+    optimizer = section.get("optimizer")
+    model_settings = {} if model is None else model
+    if not isinstance(model_settings, Mapping) or any(model_settings.get(key) is not None for key in SHAPE_KEYS):
         return {"steps": 1, **section}
     if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MOST_DEPTH:
         depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
-    asked: Mapping[str, Any] = {} if optimizer is None else optimizer
-    is_asked, batch = isinstance(asked, Mapping), section.get("global_batch_size")
-    if is_asked:
-        asked = _with_optimizer(section, asked)
+    optimizer_settings: Mapping[str, Any] = {} if optimizer is None else optimizer
+    has_optimizer = isinstance(optimizer_settings, Mapping)
+    if has_optimizer:
+        optimizer_settings = _with_optimizer(section, optimizer_settings)
     try:
-        shape = model_of(depth, given)
-        found = dial(
+        shape = model_of(depth, model_settings)
+        derived = dial(
             shape,
             _positive(ratio) or TOKENS_PER_PARAMETER,
             int(_positive(sequence_length) or 1),
             int(_positive(batch) or 0),
-            _positive(asked.get("learning_rate")) if is_asked else None,
+            _positive(optimizer_settings.get("learning_rate")) if has_optimizer else None,
         )
     except (ValidationError, TypeError, ArithmeticError):
         return {"steps": 1, **section}
-    if is_asked and asked.get("kind", "adamw") in AT_ADAMWS_SCALE and asked.get("use") is None:
-        asked = {"learning_rate": found.learning_rate, "weight_decay": found.weight_decay, **asked}
+    if (
+        has_optimizer
+        and optimizer_settings.get("kind", "adamw") in AT_ADAMWS_SCALE
+        and optimizer_settings.get("use") is None
+    ):
+        optimizer_settings = {
+            "learning_rate": derived.learning_rate,
+            "weight_decay": derived.weight_decay,
+            **optimizer_settings,
+        }
     return {
         **section,
-        "model": {"layers": found.layers, "width": found.width, "heads": found.heads, **given},
-        "optimizer": asked,
+        "model": {"layers": derived.layers, "width": derived.width, "heads": derived.heads, **model_settings},
+        "optimizer": optimizer_settings,
         "schedule": _with_decay(section.get("schedule")),
         **{
-            key: getattr(found, key) if section.get(key) is None else section[key]
+            key: getattr(derived, key) if section.get(key) is None else section[key]
             for key in ("steps", "global_batch_size")
         },
     }
 
 
 def _with_optimizer(section: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section `optimizer` with its kind."""
+    """Return the section `optimizer` with its kind."""
     is_chosen = optimizer.get("kind") is not None or optimizer.get("use") is not None
     predicts_otherwise = any(section.get(key) is not None for key in OTHER_OBJECTIVES)
     return optimizer if is_chosen or predicts_otherwise else {**optimizer, "kind": OPTIMIZER}
 
 
 def _with_decay(schedule: Any) -> Any:
-    """The section `schedule` with the length of its decay, where it decays so."""
+    """Return the section `schedule` with the length of its decay, if it has the schedule's default kind."""
     if schedule is None:
         return {"decay_fraction": DECAY_FRACTION}
     if not isinstance(schedule, Mapping) or schedule.get("use") is not None or schedule.get("kind", "wsd") != "wsd":
@@ -189,7 +204,7 @@ def _with_decay(schedule: Any) -> Any:
 
 
 def three_digits(value: float) -> float:
-    """Rounded, so that it reads well and no last bit is in a fingerprint."""
+    """Round to three significant digits, so that it reads well and fingerprints do not depend on the last bit."""
     return float(f"{value:.3g}")
 
 

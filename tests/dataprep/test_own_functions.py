@@ -94,7 +94,7 @@ def test_what_cannot_be_had_is_said_in_a_sentence(tmp_path: Path, written: str, 
     "written", ["https://example.org/steps.py:keep", "steps.py", "./steps.txt:keep", "./steps.py:a b"]
 )
 def test_only_files_and_modules_can_be_named(written: str) -> None:
-    with pytest.raises(ValueError, match=r"function is written|code is taken from|is neither a file"):
+    with pytest.raises(ValueError, match=r"write a function as|code must come from|is neither a file"):
         Own(use=written)
 
 

@@ -276,39 +276,39 @@ MODEL = "name: a\nmodel: {path: m}\n"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to begin with"),
+        ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to start from"),
         (
             "name: a\nsources: {s: {path: p}}\nsft: {data: [{path: d}]}\n",
-            "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that makes one; "
+            "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that trains one; "
             "both are absent",
         ),
         (MODEL + "mix: {tokens: 99}\n", "m.yaml:3: mix: needs a section `sources:` too, which is absent"),
         (
             MODEL + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
-            "m.yaml:2: model: gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this and "
-            "give its folder as pretrain.model.init_from",
+            "m.yaml:2: model: gives a model to start from, but `pretrain:` trains one; to continue pre-training, remove this "
+            "and set its folder as pretrain.model.init_from",
         ),
         (
             MODEL + "sft:\n  data: [{path: d}]\n  replay: 0.1\n",
-            "m.yaml:5: sft.replay: asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it",
+            "m.yaml:5: sft.replay: refers to a pre-training of this manifest: add a section `pretrain:`, or remove it",
         ),
-        (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: asks for a pre-training"),
+        (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: refers to a pre-training"),
         (
             MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",
             "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: it needs a section `mix:`; or remove it",
         ),
         (
             MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
-            "m.yaml:3: rl.start_from: asks for a pre-training",
+            "m.yaml:3: rl.start_from: refers to a pre-training",
         ),
-        (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that is given has no running mean"),
+        (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that was trained elsewhere has no running mean"),
         (
             "name: a\nsources: {s: {tokens: t.bin}}\n",
-            "m.yaml:2: sources.s.tokens: needs a section `mix:` too, which alone reads tokens",
+            "m.yaml:2: sources.s.tokens: needs a section `mix:` too, since only that reads tokens",
         ),
         (
             "name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: 999}\n",
-            "m.yaml:2: sources.s.tokens: was made with some tokenizer, which gives the ids their meaning: name its file as "
+            "m.yaml:2: sources.s.tokens: was encoded with a tokenizer, which gives the ids their meaning: name its file as "
             "`tokenizer: {path: tokenizer.json}`",
         ),
         (
@@ -318,7 +318,7 @@ MODEL = "name: a\nmodel: {path: m}\n"
         (
             "name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: [{filter: {sources: [s]}}]\n"
             "tokenizer: {path: t.json}\nmix: {tokens: 999}\n",
-            "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which have no text; name a source",
+            "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which has no text; name a source",
         ),
     ],
 )

@@ -227,7 +227,7 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
     ("old", "new", "said"),
     [
         ("parents: [web]", "parents: [wbe]", "no such source: 'wbe'"),
-        ("parents: [web]", "parents: [asked]", "made from each other in a circle"),
+        ("parents: [web]", "parents: [asked]", "made from each other in a cycle"),
         ("style: textbook", "style: translate", "style translate needs `language`"),
         ("style: textbook", "style: persona", "style persona needs `personas`"),
         ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),

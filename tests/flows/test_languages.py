@@ -127,7 +127,7 @@ def test_rules_by_language_need_a_step_before_that_measures_it(place: str, tmp_p
     )
     text = f"name: a\nsources: {{a: {{path: x}}}}\n{section}\n"
     (tmp_path / "m.yaml").write_text(text)
-    with pytest.raises(ManifestError, match="which no step before it measures; put `langid` before this step"):
+    with pytest.raises(ManifestError, match="which no earlier step measures; put `langid` before this step"):
         load_manifest(tmp_path / "m.yaml")
     (tmp_path / "m.yaml").write_text(text.replace("[{filter", "[langid, {filter").replace(", langid]", "]"))
     load_manifest(tmp_path / "m.yaml")

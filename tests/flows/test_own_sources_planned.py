@@ -86,9 +86,9 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("sources.cards.format=jsonl", "`read` and `format: jsonl` both say how files are read"),
+        ("sources.cards.format=jsonl", "`read` and `format: jsonl` both determine how files are read"),
         ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
-        ("sources.cards.read.use=https://example.org/own.py:read", "code is taken from files beside the manifest"),
+        ("sources.cards.read.use=https://example.org/own.py:read", "code must come from a file beside the manifest"),
         ("sources.cards.read.with={leas: 1}", "own.py, line 5: read has no parameter 'leas', did you mean 'least'?"),
         (
             "sources.cards.read.use=./own.py:files",

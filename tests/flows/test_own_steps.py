@@ -195,7 +195,7 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
         (
             "./steps.py:count_word",
             "https://example.org/steps.py:f",
-            r"own.yaml:5: .*code is taken from files beside the",
+            r"own.yaml:5: .*code must come from a file beside the",
         ),
         (
             "word: xyzzy",

@@ -144,7 +144,7 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
     [
         (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
         (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
-        (["https://example.org/x.py:f", "--on", "a.jsonl"], "code is taken from files beside the manifest"),
+        (["https://example.org/x.py:f", "--on", "a.jsonl"], "code must come from a file beside the manifest"),
         (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 20: wrong has the parameter 'nothing'"),
         (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
         (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
@@ -152,7 +152,7 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
             ["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"],
             "--max 'magic': write --max NAME=VALUE",
         ),
-        (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' means something else of a document"),
+        (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' has another meaning for documents"),
         (
             ["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"],
             "m.yaml has no such source of documents",

@@ -11,7 +11,7 @@ from gristmill.mixtures.sources import Ingest, Source
     [
         ({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a Python codec such as cp1252"),
         ({"encoding": "base64"}, "'base64' is not a text encoding"),
-        ({"split": "test"}, "`split: test` is no way to cut a text; give `chapters` or"),
+        ({"split": "test"}, "`split: test` is not a way to split a text; use `chapters` or"),
         ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
         ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
         ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'"),

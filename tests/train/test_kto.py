@@ -199,7 +199,7 @@ def test_losses_over_pairs_refuse_labelled_answers(
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"desirable_weight": 2.0}, "mean nothing to the loss sigmoid"),
+        ({"desirable_weight": 2.0}, "have no effect on the loss sigmoid"),
         ({"loss": "kto", "sft_weight": 0.5}, "sft_weight is for losses over pairs"),
         ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing has no effect on the loss kto"),
     ],

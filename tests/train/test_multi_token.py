@@ -130,7 +130,7 @@ def test_plan_counts_the_heads(tiny_shape: Shape, ids: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine": {"parallel": {"pipeline": 2}}}, r"does not know the heads of pretrain\.multi_token"),
+        ({"engine": {"parallel": {"pipeline": 2}}}, r"does not support the heads of pretrain\.multi_token"),
         ({"pretrain": {"steps": 2, "multi_token": {}, "prefix_lm": {}}}, "remove it, or prefix_lm"),
         ({"pretrain": {"steps": 2, "multi_token": {}, "model": {"moe": {"experts": 4}}}}, r"remove it, or model\.moe"),
     ],

@@ -222,7 +222,7 @@ def test_what_needs_the_decoder_says_so_when_the_manifest_is_read(
 @pytest.mark.parametrize(
     ("model", "section", "says"),
     [
-        ({"layers": 3}, {}, "layers means nothing to a model of your own; give it as an option, under `with`"),
+        ({"layers": 3}, {}, "layers has no effect on a model of your own; give it as an option, under `with`"),
         ({}, {"optimizer": {"kind": "muon"}}, "optimizer.kind cannot be muon"),
         ({}, {"float8": "rowwise"}, "float8 needs the built-in decoder"),
     ],

@@ -173,7 +173,7 @@ BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, 
         (
             "def Opt(params): ...",
             {"weight_decay": 0.3},
-            "optimizer.weight_decay means nothing to an optimizer of your own",
+            "optimizer.weight_decay has no effect on an optimizer of your own",
         ),
         (
             "def Opt(params): ...",
@@ -244,5 +244,5 @@ def test_a_wrong_schedule_ends_the_stage_with_a_sentence_and_loses_no_checkpoint
 
 
 def test_other_keys_of_a_schedule_are_refused_beside_code(configured: Any) -> None:
-    with pytest.raises(ManifestError, match=r"schedule.warmup_steps means nothing to a schedule of your own"):
+    with pytest.raises(ManifestError, match=r"schedule.warmup_steps has no effect on a schedule of your own"):
         configured("def f(step, steps): ...", schedule=own("f", warmup_steps=3))

@@ -141,7 +141,7 @@ def test_an_export_computes_the_same_where_transformers_is_given_the_mask(
         ({"export": {"gguf": ["f16"]}}, "reads prefixes in both directions"),
         (
             {"pretrain": {"steps": 2, "prefix_lm": {}, "masked": {}}},
-            "masked and prefix_lm are different things to predict",
+            "masked and prefix_lm are different objectives",
         ),
         ({"pretrain": {"steps": 2, "prefix_lm": {"least": 0.5, "most": 0.2}}}, "least 0.5 is more than most 0.2"),
     ],
