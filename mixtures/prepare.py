@@ -1,4 +1,4 @@
-"""The lists `prepare`: the stages that judge and edit documents, or examples of tuning, in their order."""
+"""The lists `prepare`: stages that judge and edit documents, or tuning examples, in order."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from gristmill.mixtures.steps.own_steps import Annotate
 NAME = "name"
 STEP_NAME_PATTERN = r"^[a-z][a-z0-9_-]*$"
 STEP_SECTIONS: dict[str, type[Judging]] = {}
-"""Name of a stage -> the model of its settings, of all that may stand in `prepare`; see `register_step`."""
+"""Stage -> model of its settings, for every stage that may stand in `prepare`; see `register_step`."""
 _ENTRIES: dict[str, type[Step]] = {}
-"""Name of a stage -> the model of an entry of `prepare` that holds it."""
+"""Stage -> model of an entry of `prepare` that holds it."""
 
 
 class Step(Section):
-    """One entry of `prepare:`: one stage with its settings, such as `dedup: {exact: true}`, or its name alone."""
+    """An entry of `prepare:`: one stage with its settings, such as `dedup: {exact: true}`, or only its name."""
 
     name: Annotated[str, Field(pattern=STEP_NAME_PATTERN)] | None = None
-    """Names the step, beside the stage: `{filter: {...}, name: strict}`. If absent it is called like its stage, and
-    from the second one on `filter-2`, `filter-3`."""
+    """Name of the step, beside the stage: `{filter: {...}, name: strict}`. If absent, the name of its stage, and
+    `filter-2`, `filter-3` from the second one on."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -50,7 +50,7 @@ class Step(Section):
         entry = take_bare_name(value)
         stages = [key for key in entry if key in _ENTRIES] if isinstance(entry, Mapping) else []
         if not isinstance(entry, Mapping) or len(stages) > 1 or not entry.keys() - {NAME}:
-            raise ValueError(f"one stage per entry, one of {', '.join(_ENTRIES)}")
+            raise ValueError(f"write one stage per entry, one of {', '.join(_ENTRIES)}")
         unknown = [key for key in entry if key not in (*_ENTRIES, NAME)]
         if unknown:
             raise ValidationError.from_exception_data(
@@ -68,18 +68,18 @@ class Step(Section):
 
     @property
     def stage(self) -> str:
-        """The stage's name."""
+        """Name of the stage."""
         return next(name for name in type(self).model_fields if name != NAME)
 
     @property
     def config(self) -> Judging:
-        """The stage's settings."""
+        """Settings of the stage."""
         config: Judging = getattr(self, self.stage)
         return config
 
 
 def register_step(stage: str, section: type[Judging]) -> None:
-    """Let a stage stand in `prepare`, with settings of this model. What is registered later takes its place."""
+    """Allow a stage in `prepare`, with this model of its settings. A later registration replaces an earlier one."""
     STEP_SECTIONS[stage] = section
     _ENTRIES[stage] = create_model(
         f"{section.__name__}Step", __base__=Step, __doc__=section.__doc__, **{stage: (section, Field())}
@@ -87,50 +87,50 @@ def register_step(stage: str, section: type[Judging]) -> None:
 
 
 def step_fields() -> dict[str, FieldInfo]:
-    """What an entry of `prepare` may have: one of the stages, and a name."""
+    """Return the keys of an entry of `prepare`: the stages, and a name."""
     sections = {stage: FieldInfo(annotation=section, default=None) for stage, section in STEP_SECTIONS.items()}
     return {**sections, **Step.model_fields}
 
 
 def unregister_step(stage: str) -> None:
-    """Take a stage out of `prepare` again."""
+    """Remove a stage from `prepare`."""
     del STEP_SECTIONS[stage], _ENTRIES[stage]
 
 
 def take_bare_name(value: Any) -> Any:
-    """An entry that is only a name, or has nothing behind it, as one with the defaults."""
+    """Expand an entry that is only a name, or has an empty value, to one with the defaults."""
     if isinstance(value, str):
         return {value: {}}
     if isinstance(value, dict):
-        return {key: ({} if item is None and key in STEP_SECTIONS else item) for key, item in value.items()}
+        return {key: ({} if settings is None and key in STEP_SECTIONS else settings) for key, settings in value.items()}
     return value
 
 
 def written_steps(steps: Any) -> list[tuple[str, str | None]]:
-    """Stage and given name of each entry of a list of steps as it was written; an entry that is none has no stage."""
-    entries = [take_bare_name(step) for step in (steps if isinstance(steps, list) else [])]
-    return [
-        (
-            next((key for key in entry if key in STEP_SECTIONS), ""),
-            given if isinstance(given := entry.get(NAME), str) else None,
-        )
-        if isinstance(entry, dict)
-        else ("", None)
-        for entry in entries
-    ]
+    """Return stage and given name of each entry of a list of steps as written; an invalid entry has no stage."""
+    pairs: list[tuple[str, str | None]] = []
+    for step in steps if isinstance(steps, list) else []:
+        entry = take_bare_name(step)
+        if not isinstance(entry, dict):
+            pairs.append(("", None))
+            continue
+        name = entry.get(NAME)
+        stage = next((key for key in entry if key in STEP_SECTIONS), "")
+        pairs.append((stage, name if isinstance(name, str) else None))
+    return pairs
 
 
 def name_steps(steps: Sequence[tuple[str, str | None]]) -> list[str]:
-    """The names of the steps of `prepare`: those given, or the stage's, with a number from the second one on.
+    """Return the names of the steps of `prepare`: the given ones, or the stage's, with a number from the second one on.
 
     Args:
-        steps: stage, and name where one is given.
+        steps: stage, and name if given.
     """
     names: list[str] = []
-    for stage, given in steps:
+    for stage, given_name in steps:
         number = 1
-        name = given or stage
-        while given is None and name in names:
+        name = given_name or stage
+        while given_name is None and name in names:
             number += 1
             name = f"{stage}-{number}"
         names.append(name)
@@ -138,29 +138,30 @@ def name_steps(steps: Sequence[tuple[str, str | None]]) -> list[str]:
 
 
 def wrong_step_names(steps: Sequence[tuple[str, str | None]], taken: Sequence[str]) -> dict[int, str]:
-    """What is wrong with the names of steps, by their place; their columns are called after them (`column_prefix`).
+    """Return the problem with each wrong name of a step, by place; columns are named after steps (`column_prefix`).
 
     Args:
-        steps: stage, and name where one is given.
-        taken: names that mean something else: other stages, and sections of the manifest.
+        steps: stage, and name if given.
+        taken: names with another meaning: other stages, and sections of the manifest.
     """
-    found: dict[int, str] = {}
-    seen: dict[str, int] = {}
+    problems: dict[int, str] = {}
+    place_of_prefix: dict[str, int] = {}
     for place, ((stage, _), name) in enumerate(zip(steps, name_steps(steps), strict=True)):
         if not re.match(STEP_NAME_PATTERN, name):
-            continue  # The model says so.
+            continue  # The model reports it.
         if name != stage and name in taken:
-            found[place] = f"{name!r} means something else in a manifest; take another name"
-        elif column_prefix(name) in seen:
-            found[place] = (
-                f"{name!r} is there already, as entry {seen[column_prefix(name)]} of `prepare`; take another name"
+            problems[place] = f"{name!r} has another meaning in a manifest; choose another name"
+        elif column_prefix(name) in place_of_prefix:
+            problems[place] = (
+                f"{name!r} is already the name of entry {place_of_prefix[column_prefix(name)]} of `prepare`; "
+                "choose another name"
             )
-        seen.setdefault(column_prefix(name), place)
-    return found
+        place_of_prefix.setdefault(column_prefix(name), place)
+    return problems
 
 
 def column_prefix(step: str) -> str:
-    """What stands before a column's name where several steps measure it: `filter-2` is `filter_2` in an expression."""
+    """Return the prefix of column names that several steps measure: `filter-2` is `filter_2` in an expression."""
     return step.replace("-", "_")
 
 
@@ -169,17 +170,17 @@ Judged = Literal["answer", "conversation"]
 
 @dataclass(frozen=True)
 class Judges:
-    """What of an example a step judges unless `judge` says otherwise."""
+    """The part of an example that a step judges unless `judge` is set."""
 
     part: Judged
 
 
 class ExampleStep(Section):
-    """One entry of `sft.prepare` or `dpo.prepare`: one of the stages that prepare documents, with the same keys, and
-    what it judges. `sources` are the names of sets: their files' without extensions.
+    """An entry of `sft.prepare` or `dpo.prepare`: one of the stages that prepare documents, with the same keys, and the
+    part of an example that it judges. `sources` are the names of sets: those of their files without extensions.
 
-    `clean`, `dedup_lines`, `dedup_substrings`, and what cuts texts in the others, are not there: a conversation is
-    several messages, and a cut could not be put back into them.
+    `clean`, `dedup_lines`, `dedup_substrings`, and settings of the others that cut texts, are not supported: a
+    conversation consists of several messages, and a cut could not be mapped back to them.
     """
 
     filter: Annotated[Filter | None, Judges("answer")] = None
@@ -189,66 +190,63 @@ class ExampleStep(Section):
     annotate: Annotated[Annotate | None, Judges("answer")] = None
     judge_pairs: Annotated[JudgePairs | None, Judges("conversation")] = None
     judge: Judged | None = None
-    """`answer`: what the assistant says, of a pair in the chosen answer; `conversation`: all messages, of a pair the
-    prompt and the chosen answer. `dedup` compares the rejected answers of pairs too. If absent, `answer` for `filter`,
-    `langid` and `annotate`, `conversation` for `dedup` and `decontaminate`."""
+    """`answer`: the assistant's messages, in a pair those of the chosen answer; `conversation`: all messages, in a pair
+    the prompt and the chosen answer. `dedup` also compares the rejected answers of pairs. If absent, `answer` for
+    `filter`, `langid` and `annotate`, `conversation` for `dedup` and `decontaminate`."""
 
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        named = take_bare_name(value)
-        unable = (
-            [key for key in named if key in STEP_SECTIONS and key not in cls.model_fields]
-            if isinstance(named, dict)
-            else []
-        )
-        if unable:
-            raise ValueError(f"{unable[0]} is for documents only; examples have {', '.join(example_steps())}")
-        return named
+        entry = take_bare_name(value)
+        stages = entry if isinstance(entry, dict) else {}
+        unsupported = [key for key in stages if key in STEP_SECTIONS and key not in cls.model_fields]
+        if unsupported:
+            raise ValueError(f"{unsupported[0]} is for documents only; examples have {', '.join(example_steps())}")
+        return entry
 
     @model_validator(mode="after")
     def _one_that_only_judges(self) -> Self:
         if len([name for name in example_steps() if name in self.model_fields_set]) != 1:
-            raise ValueError(f"one step per entry, one of {', '.join(example_steps())}, beside `judge`")
+            raise ValueError(f"write one step per entry, one of {', '.join(example_steps())}, beside `judge`")
         if self.decontaminate is not None and self.decontaminate.action != "drop":
-            raise ValueError("decontaminate.action cannot be excise: examples are kept whole or dropped; say drop")
+            raise ValueError("decontaminate.action cannot be excise: examples are kept whole or dropped; set drop")
         if self.langid is not None and self.langid.cut_other_lines:
-            raise ValueError("langid.cut_other_lines cannot be: examples are kept whole or dropped; remove it")
+            raise ValueError("langid.cut_other_lines is not supported: examples are kept whole or dropped; remove it")
         return self
 
     @property
     def stage(self) -> str:
-        """The name of the stage that judges, or compares."""
+        """Name of the stage that judges, or compares."""
         return next(name for name in example_steps() if name in self.model_fields_set)
 
     @property
     def config(self) -> Judging:
-        """Its configuration."""
+        """Settings of the stage."""
         config: Judging = getattr(self, self.stage)
         return config
 
     @property
     def judged(self) -> Judged:
-        """What of an example it judges."""
+        """The part of an example that the step judges."""
         return self.judge or example_steps()[self.stage]
 
 
 def example_steps() -> dict[str, Judged]:
-    """The steps that examples may have, and what of an example each of them judges unless `judge` says otherwise."""
-    return {
-        name: one.part
-        for name, field in ExampleStep.model_fields.items()
-        for one in field.metadata
-        if isinstance(one, Judges)
-    }
+    """Return the steps for examples, with the part of an example that each of them judges unless `judge` is set."""
+    parts: dict[str, Judged] = {}
+    for name, field in ExampleStep.model_fields.items():
+        for marker in field.metadata:
+            if isinstance(marker, Judges):
+                parts[name] = marker.part
+    return parts
 
 
 class Prepared(Section):
-    """What is dropped of the examples before they are made into rows."""
+    """Selection of examples before they become rows."""
 
     prepare: tuple[ExampleStep, ...] = ()
-    """Steps in their order, such as `[{filter: {rules: [bad_words]}, judge: answer}, dedup, {decontaminate: {against:
-    evaluation.jsonl}}]`; each one once. Nothing is dropped without any."""
+    """Steps in order, such as `[{filter: {rules: [bad_words]}, judge: answer}, dedup, {decontaminate: {against:
+    evaluation.jsonl}}]`; each at most once. If absent, no example is dropped."""
 
     @model_validator(mode="after")
     def _each_step_once(self) -> Self:

@@ -12,35 +12,36 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 class EvaluationSet(Section):
-    """The items of one evaluation set, or of all that a glob or folder names."""
+    """The items of one evaluation set, or of all sets that a glob or folder names."""
 
     path: OutsidePath
-    """JSON lines, JSON, Parquet, CSV, TSV, or text with one item a line; compressed (`.gz`, `.zst`, `.bz2`) or not."""
+    """JSON lines, JSON, Parquet, CSV, TSV, or text with one item per line; compressed (`.gz`, `.zst`, `.bz2`) or
+    not."""
     text_fields: tuple[str, ...] | None = None
-    """Fields whose text counts: strings, or lists of strings. Where absent, all fields that hold a string.
+    """Fields whose text counts: strings, or lists of strings. If absent, all fields that hold a string.
 
-    Name the question's field where answers are common sentences: each field is looked for on its own.
+    Name only the question's field if answers are common sentences, since each field is searched on its own.
     """
     name: str | None = None
-    """What reports call the set; otherwise the file's name without its extensions, which follows `name/` where the
-    path names several files."""
+    """Name of the set in reports; if absent, the file's name without its extensions, after `name/` if the path names
+    several files."""
 
 
 class Decontaminate(Judging):
-    """Documents that hold items of evaluation sets, found by word n-grams and judged by how much of an item they hold.
-
-    A word is a lower-cased run of letters, digits and underscores; case, punctuation, layout and characters that
-    nobody sees (soft hyphens, zero-width spaces) do not matter. Labels of prompts, such as `Question:`, `Context:` and
-    the letters of choices, are removed from items; where some are within a text, it is looked for with and without
+    """Documents that contain items of evaluation sets, found by word n-grams and judged by the share of an item in
     them.
 
-    One shared n-gram is mostly a quotation, a licence or a formula. A leak is recognised by how much of the item is
-    there: `contamination` is the largest share of an item's words that lie in n-grams which the document has too
+    A word is a lower-cased run of letters, digits and underscores; case, punctuation, layout and invisible characters
+    (soft hyphens, zero-width spaces) do not matter. Labels of prompts, such as `Question:`, `Context:` and the letters
+    of choices, are removed from items; a text with labels inside is searched both with and without them.
+
+    One shared n-gram is mostly a quotation, a licence or a formula. A leak is recognised by the share of the item that
+    the document contains: `contamination` is the largest share of an item's words in n-grams that the document has too
     (Touvron et al. 2023, Llama 2, section A.6), `contamination_words` the longest run of them.
     """
 
     against: Annotated[tuple[EvaluationSet, ...], Field(min_length=1)]
-    """The evaluation sets; an entry that is only a path is the set there with the defaults."""
+    """The evaluation sets; an entry that is only a path stands for the set there with the defaults."""
     ngram: Positive = 8
     """Words per n-gram, as in PaLM's contamination study (Chowdhery et al. 2022, section 8).
 
@@ -50,48 +51,45 @@ class Decontaminate(Judging):
     2020, appendix C) with half of an item find 80 %: one replaced word in twelve hides an item from them.
     """
     min_words: Positive = 7
-    """Texts of an item with fewer words, or without a letter (rows of numbers), are not looked for; those with fewer
-    words than `ngram` must be there as a whole.
+    """Texts of an item with fewer words, or without a letter (rows of numbers), are not searched; those with fewer
+    words than `ngram` must occur as a whole.
 
-    Of 77,018 questions and answers of eight public sets those of 7 words stood in none of these clean documents, two of
-    those of 6 did.
+    Of 77,018 questions and answers of eight public sets, those of 7 words occurred in none of these clean documents,
+    two of those of 6 words did.
     """
     max_document_frequency: Positive = 10
-    """N-grams in more documents than this are common property (quotations, licences) and do not count.
+    """N-grams in more documents than this are common phrases (quotations, licences) and do not count.
 
     GPT-3 ignores n-grams of more than 10 documents for the same reason (Brown et al. 2020, appendix C).
     """
     certain_coverage: Fraction = 0.8
-    """From this share of its words on an item counts, however frequent its n-grams are: a leak that was copied often.
+    """Share of its words from which an item counts, however frequent its n-grams are: a leak that was copied often.
 
-    From 80 % on Llama 2 calls an item dirty (Touvron et al. 2023, section A.6).
+    Llama 2 calls an item dirty from 80 % on (Touvron et al. 2023, section A.6).
     """
     max_contamination: Fraction = 0.4
-    """Largest share of an item's words that a document may hold; see `ngram`."""
+    """Largest share of an item's words that a document may contain; see `ngram`."""
     max_contamination_words: Positive = 100
-    """Longest run of an item's words that a document may hold; what finds pieces of long items."""
+    """Longest run of an item's words that a document may contain; this finds pieces of long items."""
     action: Literal["drop", "excise"] = "drop"
-    """Drop the document, or cut out what matched and keep the rest."""
+    """Drop the document, or cut out the matching passages and keep the remainder."""
     margin_characters: NotNegative = 200
-    """With `excise`: code points cut on either side as well, at most; where an answer may stand.
+    """With `excise`: largest number of code points to cut on either side as well, where an answer may be.
 
     The cut ends at the outermost line break within the margin, or else at the outermost white space.
     """
     min_left_words: NotNegative = 50
-    """With `excise`: documents that are left with fewer words are dropped."""
+    """With `excise`: documents with fewer words left are dropped."""
 
     @field_validator("against", mode="before")
     @classmethod
     def _paths_alone(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = [value]
-        return [{"path": item} if isinstance(item, str) else item for item in value] if _is_list(value) else value
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, list | tuple):
+            return paths
+        return [{"path": path} if isinstance(path, str) else path for path in paths]
 
     @property
     def edits_text(self) -> bool:
-        """Whether the stage changes texts, beside keeping or dropping them."""
+        """True if the stage changes texts besides keeping or dropping them."""
         return self.action == "excise"
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)

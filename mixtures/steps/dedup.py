@@ -1,4 +1,4 @@
-"""The sections `dedup`, `dedup_lines` and `dedup_substrings`: what repeats in the corpus, and what of it stays."""
+"""The sections `dedup`, `dedup_lines` and `dedup_substrings`: repetitions in the corpus, and which copies stay."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MinHash(Section):
     ngram: Positive = 5
     """Words per shingle."""
     bands: Positive = 14
-    """Groups of permutations; pairs that agree in all of one are compared."""
+    """Groups of permutations; pairs that agree in all permutations of a group are compared."""
     rows: Positive = 8
-    """Permutations per band; bands x rows permutations in all."""
+    """Permutations per band; there are bands x rows permutations."""
     threshold: Fraction = 0.75
-    """Least true Jaccard similarity of a pair that shares a band (used when `verify`)."""
+    """Smallest true Jaccard similarity of duplicates that share a band (used with `verify`)."""
     verify: bool = True
     """Compute the true Jaccard similarity of every candidate pair."""
     seed: int = 1
@@ -27,86 +27,88 @@ class MinHash(Section):
 
 
 class Dedup(Judging):
-    """Exact and near duplicates, and copies of one page; of documents that are alike one survives."""
+    """Exact and near duplicates, and copies of one page; one of several similar documents survives."""
 
     exact: bool = True
-    """Documents of equal text are duplicates."""
+    """Treat documents of equal text as duplicates."""
     url: bool = False
-    """Documents of one normalised URL are duplicates, whatever their texts (`urls.normalise_url`). A document's URL
-    is the string `url` of its metadata, else its locator if that begins with http(s)://; without one it has none."""
+    """Treat documents with the same normalised URL as duplicates, whatever their texts (`urls.normalise_url`). A
+    document's URL is the string `url` of its metadata, or its locator if that begins with http(s)://; otherwise it has
+    none."""
     minhash: MinHash | None = MinHash()
-    """Documents that are nearly equal are duplicates; `null` switches this off."""
+    """Treat documents that are nearly equal as duplicates; `null` disables this."""
     clusters: Literal["connected", "survivors"] = "survivors"
-    """Which documents of a cluster are dropped. `survivors`: only those that are themselves similar enough to a kept
-    document. The best (`keep`) is kept and what is similar to it is dropped, then the best of the rest, and so on.
-    `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of texts, each similar
-    to the next, is one document; those not similar to the survivor have the reason `chained_duplicate`.
+    """Choice of the documents to drop in a cluster. `survivors`: only those that are themselves similar enough to a
+    kept document. The best (`keep`) is kept and documents similar to it are dropped, then the best of the others, and
+    so on. `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of texts, each
+    similar to the next, is one document; those not similar to the survivor have the reason `chained_duplicate`.
 
     `survivors` is the default by precision: of the labelled revisions that it drops (`gristmill bench quality`) all are
     similar to the kept one, of those that `connected` drops 94 %; and neither keeps more than 0.6 % of the pairs that
-    are similar. The report says how many documents go by each."""
+    are similar. The report shows how many documents each rule drops."""
     keep: tuple[str, ...] = ("length desc", "source", "id")
-    """Which member survives: columns in order, each with an optional `desc`."""
+    """Order that chooses the survivor: columns in order, each with an optional `desc`."""
     against: tuple[OutsidePath, ...] = ()
-    """Earlier outputs of this stage (their folders in a store, or copies of these): documents that they kept are
-    never dropped here, and documents here that are duplicates of one of them always are. Their indexes must have been
-    made with the same `minhash` (ngram, bands, rows, seed), and with `url` where that is asked for."""
+    """Earlier outputs of this stage (their folders in a store, or copies of these): documents kept there are never
+    dropped here, and documents here that are duplicates of one of them always are. Their indexes must have been written
+    with the same `minhash` (ngram, bands, rows, seed), and with `url` if that is set."""
     index: bool = True
     """Write the index that a later run needs to name this output in its `against`: about 3.5 bytes per word and 170 per
-    document that is kept, or 60 % of the size of plain English text."""
+    kept document, or 60 % of the size of plain English text."""
 
 
 NotNegative = Annotated[int, Field(ge=0)]
 
 
 class DedupLines(Judging):
-    """Each distinct line stays in one document of the corpus (Raffel et al. 2020, section 2.2, the C4 data set)."""
+    """Distinct lines across the corpus, each kept in one document (Raffel et al. 2020, section 2.2, the C4 data
+    set)."""
 
     unit: Literal["line", "paragraph"] = "line"
-    """What is compared: lines, or paragraphs (what lies between runs of two newlines or more)."""
+    """Unit of comparison: lines, or paragraphs (text between runs of two or more newlines)."""
     normalise: Literal["strip", "strip_lower"] = "strip_lower"
     """`strip` compares without white space at both ends; `strip_lower` ignores case as well, as C4 does."""
     min_words: NotNegative = 5
-    """Units with fewer words (`str.split`) are left alone, so that code and verse keep theirs.
+    """Units with fewer words (`str.split`) are never cut, so that code and verse keep theirs.
 
-    C4 drops lines of fewer than 5 words before it looks for duplicates (`_MIN_WORDS_PER_LINE` in c4_utils.py).
+    C4 drops lines of fewer than 5 words before it searches for duplicates (`_MIN_WORDS_PER_LINE` in c4_utils.py).
     """
     min_characters: NotNegative = 0
-    """Units with fewer code points are left alone; for scripts without spaces, with `min_words: 1`."""
+    """Units with fewer code points are never cut; for scripts without spaces, with `min_words: 1`."""
     min_documents: Annotated[int, Field(ge=2)] = 2
-    """A unit counts as repeated if at least this many documents have it; raise it to remove boilerplate alone."""
+    """Number of documents with a unit from which it counts as repeated; raise it to remove only boilerplate."""
     action: Literal["keep_one", "cut_all"] = "keep_one"
-    """What happens to a repeated unit: the document with the smallest id (a hash) keeps it, or none does."""
+    """Treatment of a repeated unit: the document with the smallest id (a hash) keeps it, or no document does."""
     within_documents: bool = True
     """Cut later copies inside one document too, however many documents have the unit."""
     max_removed_line_ratio: Fraction = 1.0
-    """Documents that lose a larger share of the code points of their units are dropped; so are those left empty."""
+    """Documents that lose a larger share of the code points of their units are dropped, as are those left empty."""
 
     @property
     def edits_text(self) -> bool:
-        """Whether the stage changes texts, beside keeping or dropping them."""
+        """True if the stage changes texts besides keeping or dropping them."""
         return True
 
 
 class DedupSubstrings(Judging):
     """Exact substrings of many words (Lee et al. 2022, "Deduplicating training data makes language models better").
 
-    Two passages are the same if all their bytes are. They begin and end at words: lower-cased runs of letters, digits
-    and underscores, or single characters of scripts without spaces.
+    Two passages are equal if all their bytes are. They begin and end at words: lower-cased runs of letters, digits and
+    underscores, or single characters of scripts without spaces.
     """
 
     min_words: Annotated[int, Field(ge=2)] = 50
-    """Shortest repeated passage that is cut. Lee et al. cut from 50 tokens on, which are some 40 English words."""
+    """Shortest repeated passage to cut. Lee et al. cut from 50 tokens on, which are some 40 English words."""
     certain_words: Annotated[int, Field(ge=2)] = 75
-    """Repeated passages of at least this many words are always found; shorter ones only by chance.
+    """Length in words from which repeated passages are always found; shorter ones are found only by chance.
 
-    The closer to `min_words`, the more is moved between shards: about one hash per
-    `(certain_words - min_words + 2) / 2` words of text. Where both are equal every passage is found.
+    The closer to `min_words`, the more is sent between shards: about one hash per
+    `(certain_words - min_words + 2) / 2` words of text. If both are equal, every passage is found.
     """
     action: Literal["cut", "drop"] = "cut"
     """Cut every copy but the first (in the document with the smallest id, a hash), or drop documents by their share."""
     max_duplicated_substring_ratio: Fraction = 1.0
-    """Documents of whose words a larger share is in copies are dropped; with `cut` so are those left empty."""
+    """Documents with a larger share of their words in copies are dropped; with `cut`, so are those left empty."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DedupSubstrings:
@@ -115,12 +117,10 @@ class DedupSubstrings(Judging):
                 f"certain_words ({self.certain_words}) must be at least min_words ({self.min_words}); raise it"
             )
         if self.action == "drop" and self.max_duplicated_substring_ratio == 1.0:
-            raise ValueError(
-                "with action `drop` nothing happens unless max_duplicated_substring_ratio is below 1; set it"
-            )
+            raise ValueError("action `drop` has no effect unless max_duplicated_substring_ratio is below 1; set it")
         return self
 
     @property
     def edits_text(self) -> bool:
-        """Whether the stage changes texts, beside keeping or dropping them."""
+        """True if the stage changes texts besides keeping or dropping them."""
         return self.action == "cut"

@@ -1,4 +1,4 @@
-"""The section `examples`: sets of examples for tuning that a language model writes, each by its name.
+"""The section `examples`: named sets of examples for tuning that a language model writes.
 
 examples:
   revised:
@@ -34,61 +34,62 @@ from gristmill.mixtures.steps.judge_pairs import Comparison
 from gristmill.mixtures.yaml_text import did_you_mean
 
 MADE = "examples://"
-"""Begins the path of a set that the manifest makes."""
+"""Prefix of the path of a set that the manifest defines."""
 READERS = ("sft", "reward", "dpo", "rl")
 """Sections that read sets of examples."""
 Location = tuple[str | int, ...]
 
 
 def made_names(paths: Iterable[str]) -> Iterator[str]:
-    """The names of the sets among some paths that the manifest makes."""
+    """Return the names of the sets among some paths that the manifest defines."""
     return (path.removeprefix(MADE) for path in paths if path.startswith(MADE))
 
 
 def output_name(name: str) -> str:
-    """What the plan, and whoever reads it, calls the output that is a set."""
+    """Return the name in the plan of the output that is a set."""
     return f"examples-{name}"
 
 
 class Grow(Section):
-    """New prompts are written after the example of some of those there are (self-instruct: Wang et al. 2023)."""
+    """New prompts, written after the example of existing ones (self-instruct: Wang et al. 2023)."""
 
     number: Positive
-    """How many new prompts are wanted. These alone are answered."""
+    """Number of new prompts. Only these are answered."""
     rounds: Positive = 10
-    """The most rounds. Each asks for as many as are still missing, and may show what earlier rounds gave."""
-    shown: Annotated[int, Field(ge=2)] = 8
-    """Prompts that each request shows (Wang et al., section 2.2: 8); a quarter of them, once there are some, are new
+    """Largest number of rounds. Each asks for as many prompts as are still missing, and may show results of earlier
     ones."""
+    shown: Annotated[int, Field(ge=2)] = 8
+    """Prompts that each request shows (Wang et al., section 2.2: 8); a quarter of them are new ones, once there are
+    some."""
     similarity: Fraction = 0.7
-    """From this ROUGE-L with any other prompt on, a new one is dropped (their section 2.2: 0.7)."""
+    """ROUGE-L with any other prompt from which a new one is dropped (their section 2.2: 0.7)."""
     template: OutsidePath | None = None
-    """A file with a request of your own, as a Jinja template of `shown`, a list of texts, and `wanted`, how many new
-    ones a request is to give. The answer is a numbered list."""
+    """A file with a request of your own, as a Jinja template of `shown`, a list of texts, and `wanted`, the number of
+    new ones that a request must give. The answer is a numbered list."""
 
 
 class Revise(Section):
-    """Answers are criticised by a principle and rewritten, by the model that gave them (constitutional AI: Bai et al.
-    2022, section 3.1)."""
+    """Critique and revision of answers by a principle, by the model that gave them (constitutional AI: Bai et al. 2022,
+    section 3.1)."""
 
     principles: Annotated[tuple[str, ...], Field(min_length=1)] | OutsidePath
-    """What answers should be like, one of them for each round of each answer, by hash: a list, or a file with one a
+    """Principles for answers, of which each round of each answer draws one by hash: a list, or a file with one per
     line."""
     rounds: Positive = 1
-    """Critique and revision, one after the other, so many times (Bai et al.: 4)."""
+    """Number of rounds of critique and revision (Bai et al.: 4)."""
     critique: OutsidePath | None = None
     """A file with a request of your own, as a Jinja template of `prompt`, `answer` and `principle`."""
     revision: OutsidePath | None = None
-    """The same for the new answer; it has `critique` besides."""
+    """A file with the request for the new answer, with the same variables and `critique`."""
 
 
 class JudgeReward(AnswerReward):
-    """What a language model thinks of the answer, from 0 to 5."""
+    """Score of the answer by a language model, from 0 to 5."""
 
     kind: Literal["judge"]
-    """Names this reward."""
+    """Selects this reward."""
     model: AskedModel
-    """Who judges."""
+    """The model that judges."""
     template: OutsidePath | None = None
     """A file with a question of your own, as a Jinja template of `prompt`, `answer` and `answer_schema`: JSON with a
     `score`."""
@@ -106,41 +107,41 @@ class MadeExamples(Section):
     """A set of examples that a language model writes; see docs/examples.md."""
 
     data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
-    """Where the prompts are, or with `grow` those that new ones are written after. `examples://NAME` is another set of
+    """Sets of prompts, with `grow` those after whose example new ones are written. `examples://NAME` is another set of
     this section."""
     exclude: OutsidePath | None = None
-    """A file with ids, one a line: prompts that are left out, with all that would be made from them."""
+    """A file with ids, one per line: prompts to leave out, with everything that would be made from them."""
     model: AskedModel
-    """Who answers."""
+    """The model that answers."""
     grow: Grow | None = None
-    """Write new prompts first."""
+    """Write new prompts first; off if absent."""
     per_prompt: Positive = 1
-    """Answers to each prompt."""
+    """Number of answers to each prompt."""
     revise: Revise | None = None
-    """Criticise and rewrite each of them."""
+    """Criticise and rewrite each answer; off if absent."""
     rewards: tuple[AnyReward, ...] = ()
-    """What answers are chosen by: the rewards of `rl`, but `length`, whose tokens are the policy's. A reward of kind
-    `model` needs its `path`; the kind `judge` asks a language model."""
+    """Rewards by which answers are chosen: those of `rl`, except `length`, whose tokens are the policy's. A reward of
+    kind `model` needs its `path`; the kind `judge` asks a language model."""
     compare: Comparison | None = None
-    """Choose between two answers by a language model instead: the one that it prefers in both orders (Bai et al. 2022,
-    section 4.1)."""
+    """Choose between two answers with a language model instead: the one that it prefers in both orders (Bai et al.
+    2022, section 4.1)."""
     gives: Literal["conversations", "pairs"] = "conversations"
     """`conversations`: each prompt with its best answer, for `sft`; `pairs`: with the best and the worst one, for `dpo`
-    and `reward`; where nothing chooses, with the revised answer and the first one."""
+    and `reward`; without `rewards` or `compare`, with the revised answer and the first one."""
     best: Positive = 1
-    """Of conversations: how many answers to a prompt are kept, the best ones."""
+    """For conversations: number of the best answers to keep per prompt."""
     min_reward: float | None = None
-    """Only answers with at least this reward are kept, of pairs as chosen ones (rejection sampling)."""
+    """Smallest reward of kept answers, in pairs of the chosen ones (rejection sampling)."""
     cut: Literal["drop", "keep"] = "drop"
-    """What happens to an answer that ended at `model.max_tokens`: it is dropped, or kept as it is."""
+    """Treatment of an answer that ended at `model.max_tokens`: dropped, or kept as it is."""
     max_quarantined: Fraction = 0.05
     """Share of the prompts that the endpoint may refuse before the stage fails."""
     seed: int | None = None
-    """Of the choice of principles and of shown prompts; the manifest's if absent."""
+    """Seed of the choice of principles and of shown prompts; the manifest's if absent."""
 
     @property
     def chooses(self) -> bool:
-        """Whether anything says which answer is better."""
+        """True if rewards or comparisons say which answer is better."""
         return bool(self.rewards) or self.compare is not None
 
     @model_validator(mode="after")
@@ -175,8 +176,8 @@ class MadeExamples(Section):
             raise ValueError(f"best is {self.best}, but per_prompt gives {self.per_prompt} answers; lower it")
         elif not self.chooses and self.best < self.per_prompt:
             raise ValueError(
-                f"per_prompt is {self.per_prompt}, but nothing says which answer is the best; give "
-                f"`rewards`, or `compare`, or keep all by `best: {self.per_prompt}`"
+                f"per_prompt is {self.per_prompt}, but nothing determines the best answer; give "
+                f"`rewards`, or `compare`, or keep all with `best: {self.per_prompt}`"
             )
         elif self.compare is not None and self.best > 1:
             raise ValueError("compare takes one of two answers; set best to 1, or give `rewards`")
@@ -187,36 +188,34 @@ class MadeExamples(Section):
             raise ValueError("best is for conversations; a prompt gives one pair: remove it")
         if not self.chooses and (self.revise is None or self.per_prompt > 1):
             raise ValueError(
-                "pairs need what says which answer is better: give `rewards` or `compare`, or `revise` "
-                "with per_prompt 1"
+                "pairs need a rule for the better answer: give `rewards` or `compare`, or `revise` with per_prompt 1"
             )
         if self.rewards and self.per_prompt < 2:
             raise ValueError("pairs by rewards need at least two answers; raise per_prompt")
 
 
 def made_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Paths of a manifest that name no set of it, and sets that are made from each other."""
+    """Yield paths of a manifest that name a missing set, and sets that are made from each other."""
     sets = raw.get("examples")
     sets = sets if isinstance(sets, Mapping) else {}
     places: list[tuple[Location, Any]] = [((name,), raw.get(name)) for name in READERS]
-    places += [(("examples", name), one) for name, one in sets.items()]
+    places += [(("examples", name), examples) for name, examples in sets.items()]
     waiting: dict[str, set[str]] = {}
     for place, section in places:
         data = section.get("data") if isinstance(section, Mapping) else None
-        named = {
-            number: name
-            for number, one in enumerate(data if isinstance(data, list) else [])
-            if isinstance(one, Mapping)
-            for name in made_names([str(one.get("path"))])
-        }
-        for number, name in named.items():
+        referenced: dict[int, str] = {}
+        for number, entry in enumerate(data if isinstance(data, list) else []):
+            path = str(entry.get("path")) if isinstance(entry, Mapping) else ""
+            if path.startswith(MADE):
+                referenced[number] = path.removeprefix(MADE)
+        for number, name in referenced.items():
             if name not in sets:
-                there = f"there are {', '.join(map(str, sets))}" if sets else "there is no section `examples:`"
+                available = f"there are {', '.join(map(str, sets))}" if sets else "there is no section `examples:`"
                 hint = did_you_mean(name, map(str, sets))
-                yield (*place, "data", number, "path"), f"no such set: {name!r}{hint} ({there})"
+                yield (*place, "data", number, "path"), f"no such set: {name!r}{hint} ({available})"
         if len(place) > 1:
-            waiting[str(place[1])] = set(named.values())
+            waiting[str(place[1])] = set(referenced.values())
     while ready := [name for name, parents in waiting.items() if not parents & waiting.keys()]:
         waiting = {name: parents for name, parents in waiting.items() if name not in ready}
     for name in waiting:
-        yield ("examples", name, "data"), f"{', '.join(waiting)} are made from each other in a circle"
+        yield ("examples", name, "data"), f"{', '.join(waiting)} are made from each other in a cycle"

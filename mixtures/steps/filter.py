@@ -1,4 +1,4 @@
-"""The section `filter`: which rule sets judge a document, those of a source or a language among them."""
+"""The section `filter`: rule sets that judge documents, with those for single sources and languages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from gristmill.mixtures.steps.rules import (
 
 LANGUAGE = re.compile(r"[a-z]{2,3}(_[A-Z][a-z]{3})?")
 RULES_LANGUAGE = "rules_language"
-"""The column that says by whose rules a document was judged: a key of `by_language`, or GENERAL_RULES."""
+"""Column that names the rules by which a document was judged: a key of `by_language`, or GENERAL_RULES."""
 GENERAL_RULES = "general"
-"""What that column has of documents that `rules` have judged, where there are rules by language."""
+"""Value of that column for documents that `rules` have judged, if there are rules by language."""
 _GENERAL: RuleSets = {"gopher_quality": {}, "gopher_repetition": {}}
 
 
 def _valid_rules(rules: Any) -> dict[str, Any]:
-    """Rules as they were written, in the form of `expand`; none where they are wrong, which is told of them alone."""
+    """Return rules as written, in the form of `expand`; empty if they are wrong, which is reported only for them."""
     try:
         Rules.model_validate(expanded := _written(rules))
     except ValueError:
@@ -47,19 +47,19 @@ def _written(rules: Any) -> Any:
     return rules.model_dump(exclude_unset=True) if isinstance(rules, Rules) else expand(rules)
 
 
-def lay_over(general: Mapping[str, Any], own: Any) -> Any:
-    """A language's own rules over the general ones; what is not of the form of rules is given back as it is."""
+def lay_over(general: Mapping[str, Any], rules: Any) -> Any:
+    """Return a language's own rules merged over the general ones; anything that is not rules is returned unchanged."""
     try:
-        own = _written({} if own is None else own)
+        rules = _written({} if rules is None else rules)
     except ValueError:
-        return own
-    if not isinstance(own, Mapping):
-        return own
-    laid = {
+        return rules
+    if not isinstance(rules, Mapping):
+        return rules
+    merged = {
         name: {**(general.get(name) or {}), **values} if isinstance(values, Mapping) else values
-        for name, values in own.items()
+        for name, values in rules.items()
     }
-    return {**general, **laid}
+    return {**general, **merged}
 
 
 class Filter(Judging):
@@ -69,22 +69,23 @@ class Filter(Judging):
 
     rules: Rules = Rules(gopher_quality=GopherQuality(), gopher_repetition=GopherRepetition())
     rule_sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Rule set or preset -> the only sources that it judges, where those are not all: `{fineweb: [web], code: [git]}`.
-    What such a set measures is null for documents of other sources."""
+    """Rule set or preset -> the only sources that it judges, if not all: `{fineweb: [web], code: [git]}`. Its
+    measurements are null for documents of other sources."""
     by_language: dict[str, Rules] = Field(default_factory=dict)
-    """Language -> what is different of `rules` for its documents: `{de: {gopher_quality: {max_mean_word_length: 15}},
-    th: {fineweb: null}}`. A key that is absent has the value that `rules` gives it, null switches a rule set off, and a
-    set that `rules` lacks judges this language alone. Languages are named as in `langid`, which must come before: `zh`
-    takes every script, and `zh_Hans` (or `zho_Hans`) before it that one. The column `rules_language` says which entry
-    judged a document. FineWeb-2's way (Penedo et al. 2025): stop words, words and thresholds of each language."""
+    """Language -> differences from `rules` for its documents: `{de: {gopher_quality: {max_mean_word_length: 15}}, th:
+    {fineweb: null}}`. An absent key has its value from `rules`, null disables a rule set, and a set that `rules` lacks
+    judges only this language. Languages are named as in `langid`, which must come before: `zh` matches every script,
+    and `zh_Hans` (or `zho_Hans`), which takes precedence, only that one. The column `rules_language` names the entry
+    that judged a document. FineWeb-2 does the same (Penedo et al. 2025): stop words, words and thresholds of each
+    language."""
     unlisted: Literal["general", "keep", "drop"] = "general"
-    """What becomes of documents in languages that `by_language` does not name, or of which no language was measured:
-    `rules` judge them, they pass unjudged, or they are dropped as `unlisted_language`."""
+    """Treatment of documents in languages that `by_language` does not name, or without a measured language: `rules`
+    judge them, they pass unjudged, or they are dropped as `unlisted_language`."""
 
     @model_validator(mode="before")
     @classmethod
     def _languages_over_rules(cls, value: Any) -> Any:
-        """Give each language all rules that judge it, so that nobody else has to know what it falls back to."""
+        """Expand the rules of each language to all rules that judge it, so that no other code needs the fallback."""
         if not isinstance(value, Mapping) or not isinstance(value.get("by_language"), Mapping):
             return value
         if False in value["by_language"]:
@@ -92,30 +93,31 @@ class Filter(Judging):
         general = _valid_rules(value.get("rules", _GENERAL))
         return {
             **value,
-            "by_language": {language: lay_over(general, own) for language, own in value["by_language"].items()},
+            "by_language": {language: lay_over(general, rules) for language, rules in value["by_language"].items()},
         }
 
     @field_validator("by_language", mode="before", json_schema_input_type=dict[str, Rules | None])
     @classmethod
     def _codes(cls, value: Any) -> Any:
-        named = value if isinstance(value, Mapping) else {}
-        wrong = [repr(language) for language in named if not LANGUAGE.fullmatch(str(language))]
+        entries = value if isinstance(value, Mapping) else {}
+        wrong = [repr(language) for language in entries if not LANGUAGE.fullmatch(str(language))]
         if wrong:
             raise ValueError(
-                f"{', '.join(wrong)} is no code of a language: write ISO 639-1 where there is one (de), "
-                "else ISO 639-3 (ceb), and the script behind it where it matters (zh_Hans, deu_Latn)"
+                f"{', '.join(wrong)} is not a language code: write ISO 639-1 if it exists (de), "
+                "else ISO 639-3 (ceb), followed by the script if it matters (zh_Hans, deu_Latn)"
             )
         return value
 
     @model_serializer(mode="wrap")
     def _whatever_rules_say(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Each language's rules so that nothing else of `rules` comes in when they are read again: with null for a set
-        that is off, and without keys that came later (see `Section.added`) only where `rules` has the same."""
+        """Dump each language's rules so that reading them again does not merge anything else of `rules`: with null for
+        a disabled set, and without keys added later (see `Section.added`) only if they equal those of `rules`."""
         dumped = self._omit_added_defaults(dump, info)
         if dumped.get("by_language"):
-            off = dict.fromkeys(configured_names(self.rules))
+            disabled = dict.fromkeys(configured_names(self.rules))
             dumped["by_language"] = {
-                language: {**off, **self._differing(rules, info.mode)} for language, rules in self.by_language.items()
+                language: {**disabled, **self._differing(rules, info.mode)}
+                for language, rules in self.by_language.items()
             }
         return dumped
 
@@ -124,8 +126,8 @@ class Filter(Judging):
         for name in dumped:
             section, general = getattr(rules, name), getattr(self.rules, name)
             for key in section.added:
-                usual = type(section).model_fields[key].default if general is None else getattr(general, key)
-                if getattr(section, key) == usual:
+                inherited = type(section).model_fields[key].default if general is None else getattr(general, key)
+                if getattr(section, key) == inherited:
                     del dumped[name][key]
         return dumped
 

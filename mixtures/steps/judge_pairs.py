@@ -17,30 +17,30 @@ UNDECIDED: Final = "undecided"
 
 
 class Comparison(Section):
-    """How a language model says which of two answers is better."""
+    """A comparison of two answers by a language model."""
 
     model: AskedModel
-    """Who compares."""
+    """The model that compares."""
     template: OutsidePath | None = None
-    """A file with a question of your own, as a Jinja template of `prompt`, `first`, `second`, `principle`, `source` and
+    """A file with your own question, as a Jinja template of `prompt`, `first`, `second`, `principle`, `source` and
     `answer_schema`."""
     principles: tuple[str, ...] | OutsidePath = ()
-    """By what the better answer is told, one of them by the hash of each pair (Bai et al. 2022, section 4.1): a list,
-    or a file with one a line. By how helpful, honest and harmless it is if absent."""
+    """Criteria for the better answer, of which each pair draws one by hash (Bai et al. 2022, section 4.1): a list, or a
+    file with one per line. If absent: helpful, honest and harmless."""
     characters: Positive = 4000
-    """Of the prompt and of each answer, from its beginning, that the judge reads."""
+    """Characters of the prompt and of each answer that the judge reads, from the beginning."""
 
 
 class JudgePairs(Comparison, Judging):
-    """A language model says which of two answers is better, asked in both orders; see docs/judges.md."""
+    """Comparison of the two answers of pairs by a language model, in both orders; see docs/judges.md."""
 
     second: AskedModel | None = None
-    """Another judge of the same pairs: the summary says how far both agree."""
+    """Another judge of the same pairs: the summary shows how far the two agree."""
     drop: tuple[Literal["rejected", "undecided"], ...] = (REJECTED, UNDECIDED)
-    """Which pairs go: those of which the judge prefers the rejected answer, and those of which it prefers neither, or
-    each time the one that stands first (or second). `[]` keeps all, and only measures."""
+    """Pairs to drop: those of which the judge prefers the rejected answer, and those of which it prefers neither, or
+    each time the first (or the second) in order. `[]` keeps all pairs, and only measures."""
 
     @property
     def models(self) -> list[AskedModel]:
-        """Those that are asked."""
+        """The models that are asked."""
         return [self.model] if self.second is None else [self.model, self.second]

@@ -1,4 +1,4 @@
-"""The steps of `prepare` that measure by a function of the user's or by a model, or edit by a function.
+"""Steps of `prepare` that measure with a user's function or a model, or edit with a function.
 
 prepare:
   - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
@@ -20,44 +20,45 @@ from gristmill.mixtures.user_code import BuiltInOrOwn, Own, OwnFunction
 
 
 class Calling(Judging):
-    """How a function of the user's is called on documents."""
+    """Settings for calling a user's function on documents."""
 
     columns: tuple[str, ...] = ()
-    """What a function that takes a batch (`pa.RecordBatch`, `pa.Table`) is given: columns of documents, or columns that
-    steps before have measured. `[text]` if absent. A function that takes one document has a parameter for each."""
+    """Columns for a function that takes a batch (`pa.RecordBatch`, `pa.Table`): columns of documents, or those that
+    earlier steps have measured. `[text]` if absent. A function that takes one document has a parameter for each
+    column."""
     time_limit_seconds: PositiveFloat = 60.0
-    """For one call. A document that takes longer is quarantined; a batch that does is given one document at a time.
-    Native code (a regular expression, a model) is not interrupted: the limit is seen when it returns."""
+    """Time limit per call. A document that takes longer is quarantined; a batch that does is repeated one document at a
+    time. Native code (a regular expression, a model) is not interrupted: the limit applies when it returns."""
 
 
 class OwnStep(Calling, Own):
-    """A step of `prepare` whose function a user has written."""
+    """A step of `prepare` with a user's function."""
 
 
 class Measuring(Calling):
-    """What measures documents, and drops those whose columns are too small or too large."""
+    """Measurements of documents, with bounds on columns that drop documents."""
 
     min: dict[Column, int | float] = Field(default_factory=dict)
-    """Drop documents of which a column is smaller: `{quality: 0.3}`. A null passes."""
+    """Drop documents with a smaller value in a column: `{quality: 0.3}`. A null passes."""
     max: dict[Column, int | float] = Field(default_factory=dict)
-    """Drop documents of which a column is larger: `{magic: 0}`. A null passes."""
+    """Drop documents with a larger value in a column: `{magic: 0}`. A null passes."""
     measures: tuple[Column, ...] = ()
-    """The columns that the function returns, where its type hints and its `return {...}` do not say so."""
+    """Columns that the function returns, if its type hints and its `return {...}` do not show them."""
 
 
 class OwnAnnotate(Measuring, OwnStep):
-    """A function of the user's that measures documents, or decides which of them are kept."""
+    """A user's function that measures documents, or decides which of them are kept."""
 
     @property
     def measured(self) -> list[str]:
         """All columns that the function may return, known without running it."""
-        found = [*self.measures, *measured_columns(self.use), *self.min, *self.max]
-        return list(dict.fromkeys(found)) or [self.use.name]
+        columns = [*self.measures, *measured_columns(self.use), *self.min, *self.max]
+        return list(dict.fromkeys(columns)) or [self.use.name]
 
 
 class Annotate(Measuring, BuiltInOrOwn):
-    """A model that scores documents (docs/annotators.md), or a function of the user's that measures them, or decides
-    which of them are kept (docs/own-steps.md)."""
+    """A model that scores documents (docs/annotators.md), or a user's function that measures them, or decides which of
+    them are kept (docs/own-steps.md)."""
 
     added = ("model",)
     use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
@@ -65,12 +66,14 @@ class Annotate(Measuring, BuiltInOrOwn):
     __annotations__["with"] = "dict[str, Any]"
     vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
     model: ScoringModel | None = None
-    """A model in place of a function: its path alone, or with how it reads and what its columns are called."""
+    """A model instead of a function: only its path, or with settings for reading and for the names of its columns."""
 
     @model_validator(mode="after")
     def _measures_by_one(self) -> Annotate:
         if (self.use is None) == (self.model is None):
-            raise ValueError("annotate measures by a function of your own (`use`) or by a `model`: name one of them")
+            raise ValueError(
+                "annotate measures with a function of your own (`use`) or with a `model`: give one of them"
+            )
         unused = [
             name
             for name in ("columns", "measures", "time_limit_seconds")
@@ -78,19 +81,19 @@ class Annotate(Measuring, BuiltInOrOwn):
             and getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
         ]
         if self.model is not None and unused:
-            raise ValueError(f"`{unused[0]}` is of functions, and says nothing to a model: remove it")
+            raise ValueError(f"`{unused[0]}` is for functions, and has no effect on a model: remove it")
         return self
 
     @property
     def function(self) -> OwnAnnotate:
-        """The step as one of a function, which it must have."""
+        """The step as one with a function, which it must have."""
         return OwnAnnotate.model_validate({name: getattr(self, name) for name in OwnAnnotate.model_fields})
 
 
 class Edit(OwnStep):
-    """A function of the user's that changes texts: it takes a text and returns the new one; see docs/own-steps.md."""
+    """A user's function that changes texts: it takes a text and returns the new one; see docs/own-steps.md."""
 
     @property
     def edits_text(self) -> bool:
-        """Whether the stage changes texts, beside keeping or dropping them."""
+        """True if the stage changes texts besides keeping or dropping them."""
         return True

@@ -1,4 +1,4 @@
-"""The rule sets of the section `filter`: their thresholds and options, and where each comes from."""
+"""Rule sets of the section `filter`: thresholds and options, with the source of each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFlo
 class C4(Section):
     """C4's rules for whole documents (Raffel et al. 2020; released code: TensorFlow Datasets, text/c4_utils.py).
 
-    Its rules for lines are `clean: {lines: [c4]}`, which belongs before `filter`. Definitions:
+    Its rules for lines are `clean: {lines: [c4]}`, to be run before `filter`. Definitions:
     dataprep/filtering/rules_c4.py.
     """
 
     constants: Literal["code", "paper"] = "code"
-    """Whose least number of sentences is the default: 3 in the released code, 5 in the paper."""
+    """Source of the default number of sentences: 3 in the released code, 5 in the paper."""
     max_document_characters: Positive | None = 190_000
-    """c4_utils.py, `is_valid_length`; the paper does not mention it."""
+    """Longest document (c4_utils.py, `is_valid_length`; the paper does not mention it)."""
     max_lorem_ipsum: int = 0
-    """Occurrences of the placeholder text."""
+    """Largest number of occurrences of the placeholder text."""
     max_curly_brackets: int = 0
-    """Occurrences of `{`, which means code."""
+    """Largest number of occurrences of `{`, which indicates code."""
     min_sentences: int = 3
-    """The released code's; 5 with `constants: paper`."""
+    """Smallest number of sentences: the released code's; 5 with `constants: paper`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +40,7 @@ class MC4(Section):
     paragraph_characters: Positive = 200
     """A line of at least this many characters is a long paragraph."""
     min_long_paragraphs: int = 3
-    """Long paragraphs of a page."""
+    """Smallest number of long paragraphs of a page."""
 
 
 class FineWeb(Section):
@@ -52,22 +52,22 @@ class FineWeb(Section):
     added = ("words",)
 
     constants: Literal["paper", "datatrove"] = "paper"
-    """Whose limit for characters in repeated lines is the default: 0.1 in the paper, 0.01 in datatrove's code."""
+    """Source of the default limit for characters in repeated lines: 0.1 in the paper, 0.01 in datatrove's code."""
     short_line_characters: Positive = 30
-    """A line of at most this many characters is short."""
+    """Number of characters up to which a line is short."""
     min_filled_lines: int = 1
-    """datatrove's reason `empty`."""
+    """Smallest number of lines that are not empty; datatrove's reason `empty`."""
     min_terminal_line_ratio: Fraction = 0.12
-    """Share of lines that end in terminal punctuation."""
+    """Smallest share of lines that end in terminal punctuation."""
     max_short_line_ratio: Fraction = 0.67
-    """Share of lines that are short."""
+    """Largest share of lines that are short."""
     max_repeated_line_char_ratio: Fraction = 0.1
-    """Share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
+    """Largest share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
     max_newline_word_ratio: PositiveFloat = 0.3
-    """Newlines per word."""
+    """Largest number of newlines per word."""
     words: Literal["rule", "language"] = "rule"
-    """Which words newlines are counted per: those of a rule that comes close to spaCy's, or with `language` those of
-    datatrove's tokenizer for the document's language, as `words: language` of Gopher's rules has them."""
+    """Definition of words for newlines per word: a rule that is close to spaCy's, or with `language` datatrove's
+    tokenizer for the document's language, as in `words: language` of Gopher's rules."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,28 +83,28 @@ class Curator(Section):
     """
 
     max_non_alphanumeric_ratio: Fraction = 0.25
-    """Share of characters that are no ASCII letters, digits, newlines or `?!,.`."""
+    """Largest share of characters that are not ASCII letters, digits, newlines or `?!,.`."""
     max_digit_ratio: Fraction = 0.15
-    """Share of characters that are digits."""
+    """Largest share of characters that are digits."""
     max_url_char_ratio: Fraction = 0.2
-    """Share of characters in URLs, their paths not counted."""
+    """Largest share of characters in URLs, not counting their paths."""
     max_whitespace_ratio: Fraction = 0.25
-    """Share of characters that are white space."""
+    """Largest share of characters that are white space."""
     max_bracket_ratio: Fraction = 0.1
-    """Share of characters that are brackets."""
+    """Largest share of characters that are brackets."""
     max_boilerplate_paragraph_ratio: Fraction = 0.4
-    """Share of paragraphs with a phrase of cookie notices and the like."""
+    """Largest share of paragraphs with a phrase of cookie notices and similar boilerplate."""
     max_unended_line_ratio: Fraction = 0.85
-    """Share of lines that end in no punctuation."""
+    """Largest share of lines that do not end in punctuation."""
     max_longest_word_characters: Positive = 1000
     """Characters of the longest word."""
 
 
 def defaults_of(value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]) -> Any:
-    """A section as it was written, with the defaults that its alias stands for where it gives no others.
+    """Return a section as written, with the defaults of its alias for keys that it does not set.
 
     Args:
-        key: the field that names the alias; `default` where it is absent.
+        key: the field that names the alias; `default` if it is absent.
         aliases: alias -> the defaults that differ from those of the fields.
     """
     if not isinstance(value, dict):
@@ -120,156 +120,157 @@ class RunningText(Section):
     """
 
     max_placeholder_phrases: int = 0
-    """Occurrences of `lorem ipsum` (C4: Raffel et al. 2020, section 2.2)."""
+    """Largest number of occurrences of `lorem ipsum` (C4: Raffel et al. 2020, section 2.2)."""
     min_lettered_word_ratio: Fraction | None = 0.8
-    """Share of words with a letter: Gopher's threshold (Rae et al. 2021, appendix A1.1), of words that are neither a
-    marker of a list nor arithmetic nor numbers in a sentence. It takes the place of
-    `gopher_quality.min_alpha_word_ratio`, which drops recipes and worked problems."""
+    """Smallest share of words with a letter: Gopher's threshold (Rae et al. 2021, appendix A1.1), over words that are
+    not list markers, arithmetic or numbers in a sentence. It replaces `gopher_quality.min_alpha_word_ratio`, which
+    drops recipes and worked problems."""
     max_eflaw: PositiveFloat | None = None
-    """McAlpine's EFLAW score. GneissWeb has 70 for science, technology, medicine and education and 30 for other text,
-    in a vote of several rules (Gohari et al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of 4,000
-    passages of books."""
+    """Largest EFLAW score (McAlpine). GneissWeb has 70 for science, technology, medicine and education and 30 for other
+    text, in a vote of several rules (Gohari et al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of
+    4,000 passages of books."""
     min_function_word_ratio: Fraction | None = 0.1
-    """Share of words of the closed classes. Measured by `.ci/running_text_limits.py`: 33 of 40 made texts of random
-    words of a dictionary have less (14 less than 0.08), and of real texts 3 of 258 web pages, 1 of 336 posts, 48 of 550
-    TeX sections, none of 467 proposals nor of 4,000 passages of books."""
+    """Smallest share of words of the closed classes. Measured by `.ci/running_text_limits.py`: 33 of 40 synthetic texts
+    of random dictionary words have less (14 less than 0.08), and of real texts 3 of 258 web pages, 1 of 336 posts, 48
+    of 550 TeX sections, none of 467 proposals nor of 4,000 passages of books."""
     max_stray_determiner_ratio: Fraction | None = 0.15
-    """Share of determiners before a word that cannot follow them (`the of`). Measured by the same command: none of
-    those 5,611 real texts has more than 0.08; of 80 made texts of words in a random order 79 have more than 0.15, and
-    75 more than 0.25."""
+    """Largest share of determiners before a word that cannot follow them (`the of`). Measured by the same command: none
+    of those 5,611 real texts has more than 0.08; of 80 synthetic texts of words in a random order 79 have more than
+    0.15, and 75 more than 0.25."""
 
 
 class Code(Section):
     """Rules for files of source code, by the extension of their names. Definitions: dataprep/filtering/rules_code.py.
 
-    Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al. 2024, section 2.1). A rule that
-    an extension is exempt from measures null there, and drops nothing.
+    Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al. 2024, section 2.1). A rule from
+    which an extension is exempt measures null there, and drops nothing.
     """
 
     path_field: str | None = None
-    """Key of the metadata that holds a file's path; without it, the locator is the path."""
+    """Key of the metadata with a file's path; if absent, the locator is the path."""
     max_generated_markers: int = 0
-    """Phrases such as `auto-generated` in the first five lines (StarCoder2)."""
+    """Largest number of phrases such as `auto-generated` in the first five lines (StarCoder2)."""
     max_minified: int = 0
-    """JavaScript and CSS without line breaks (GitHub Linguist, lib/linguist/generated.rb)."""
+    """0 drops JavaScript and CSS without line breaks (GitHub Linguist, lib/linguist/generated.rb)."""
     max_xml_header: int = 0
-    """`<?xml version=` in the first 100 characters of what is not named as XML (StarCoder)."""
+    """0 drops files not named as XML with `<?xml version=` in the first 100 characters (StarCoder)."""
     max_code_lines: Positive | None = 100_000
-    """StarCoder2."""
+    """Largest number of lines (StarCoder2)."""
     max_data_lines: Positive | None = 512
-    """Lines of text, JSON, YAML, OWL and Graphviz (StarCoder2)."""
+    """Largest number of lines of text, JSON, YAML, OWL and Graphviz (StarCoder2)."""
     min_data_characters: Positive | None = 50
-    """Characters of JSON and YAML (StarCoder)."""
+    """Smallest number of characters of JSON and YAML (StarCoder)."""
     max_data_characters: Positive | None = 5000
-    """Characters of JSON and YAML (StarCoder)."""
+    """Largest number of characters of JSON and YAML (StarCoder)."""
     max_longest_line_characters: Positive | None = 1000
-    """Longest line, markup and data excepted (Codex, The Stack, RedPajama, StarCoder2)."""
+    """Longest line, except in markup and data (Codex, The Stack, RedPajama, StarCoder2)."""
     max_mean_line_characters: PositiveFloat | None = 100.0
-    """Mean length of lines, markup and data excepted (Codex, The Stack, RedPajama, StarCoder2)."""
+    """Largest mean length of lines, except in markup and data (Codex, The Stack, RedPajama, StarCoder2)."""
     max_longest_markup_line_characters: Positive | None = 100_000
     """Longest line of markup and data (StarCoder2)."""
     min_alphanumeric_ratio: Fraction | None = 0.25
-    """The Stack, RedPajama."""
+    """Smallest share of alphanumeric characters (The Stack, RedPajama)."""
     min_alphabetic_ratio: Fraction | None = 0.25
-    """StarCoder, StarCoder2."""
+    """Smallest share of alphabetic characters (StarCoder, StarCoder2)."""
     max_longest_encoded_characters: Positive | None = 1024
     """Longest piece of Base64, hexadecimal or escaped data (StarCoder2)."""
     max_encoded_ratio: Fraction | None = 0.5
-    """Share of characters in such pieces (StarCoder2)."""
+    """Largest share of characters in such pieces (StarCoder2)."""
     min_html_visible_characters: Positive | None = 100
-    """Characters of HTML that a reader sees (StarCoder)."""
+    """Smallest number of visible characters of HTML (StarCoder)."""
     min_html_visible_ratio: Fraction | None = 0.2
-    """Share of HTML that a reader sees (StarCoder)."""
+    """Smallest visible share of HTML (StarCoder)."""
     min_code_tokens: Positive | None = 40
-    """Words and marks of a file. PolyCoder (Xu et al. 2022) has 100 tokens of GPT-2, of which Python has 2.5 a word."""
+    """Smallest number of words and punctuation marks in a file. PolyCoder (Xu et al. 2022) requires 100 GPT-2 tokens;
+    Python has 2.5 of them per word."""
 
 
 Count = Annotated[int, Field(ge=0)]
 MC4_ALLOWED = {"ja": ("sm", "グロ", "女の子"), "zh": ("性",)}
-"""Entries of LDNOOBW's lists that mC4 leaves out (tensorflow/datasets, `c4.py`)."""
+"""Entries of LDNOOBW's lists that mC4 excludes (tensorflow/datasets, `c4.py`)."""
 
 
 class Urls(Section):
-    """What a document's URL says about it (Penedo et al. 2023, appendix G.1; datatrove, `filters/url_filter.py`).
+    """Rules on a document's URL (Penedo et al. 2023, appendix G.1; datatrove, `filters/url_filter.py`).
 
-    Every list is a text file, gzipped where its name ends in `.gz`: an entry per line, lines that begin with `#` aside.
-    All is compared in lower case. A document without a URL (metadata `url`, or a locator that is one) passes.
+    Every list is a text file, gzipped if its name ends in `.gz`: one entry per line, except lines that begin with `#`.
+    Comparison is in lower case. A document without a URL (metadata `url`, or a locator that is one) passes.
     """
 
     block_domains: OutsidePath | None = None
-    """Domains, subdomains included (such as the lists of the University of Toulouse, UT1)."""
+    """Blocked domains, including subdomains (such as the lists of the University of Toulouse, UT1)."""
     block_urls: OutsidePath | None = None
-    """Pages, in whatever spelling (see `dataprep/cleaning/urls.py`)."""
+    """Blocked pages, in any spelling (see `dataprep/cleaning/urls.py`)."""
     hard_words: OutsidePath | None = None
-    """Whole words of a URL, between characters that are neither letters nor digits; any one drops the document."""
+    """Whole words of a URL, between characters that are neither letters nor digits; one of them drops the document."""
     soft_words: OutsidePath | None = None
     """Whole words of which several drop the document."""
     strict_words: OutsidePath | None = None
-    """Parts of words, looked for anywhere in the URL without its `-` and `.`."""
+    """Parts of words, searched anywhere in the URL without its `-` and `.`."""
     max_url_blocked_domain: Count | None = 0
-    """1 where the host, or a domain that it belongs to, is in `block_domains`."""
+    """0 drops a document whose host, or a domain to which it belongs, is in `block_domains` (value 1)."""
     max_url_blocked_page: Count | None = 0
-    """1 where the page is in `block_urls`."""
+    """0 drops a document whose page is in `block_urls` (value 1)."""
     max_url_hard_words: Count | None = 0
-    """Distinct entries of `hard_words` in the URL."""
+    """Largest number of distinct entries of `hard_words` in the URL."""
     max_url_soft_words: Count | None = 1
-    """Distinct entries of `soft_words` in the URL (RefinedWeb, datatrove, DCLM: two are too many)."""
+    """Largest number of distinct entries of `soft_words` in the URL (RefinedWeb, datatrove, DCLM: two are too many)."""
     max_url_strict_words: Count | None = 0
-    """Places of the URL where an entry of `strict_words` is."""
+    """Largest number of places in the URL with an entry of `strict_words`."""
 
 
 class BadWords(Section):
-    """Words that a text should not have (C4 and mC4: tensorflow/datasets, `c4_utils.py`, `get_badwords_filter_fn`).
+    """Rules against listed words in a text (C4 and mC4: tensorflow/datasets, `c4_utils.py`, `get_badwords_filter_fn`).
 
-    An entry counts where no word character is next to it; in `unspaced` languages anywhere. All is compared in lower
-    case. A document whose language has no list passes.
+    An entry counts if no word character is next to it; in `unspaced` languages anywhere. Comparison is in lower case. A
+    document whose language has no list passes.
     """
 
     lists: dict[str, OutsidePath] = Field(default_factory=dict)
-    """Language -> a text file, gzipped where its name ends in `.gz`: an entry per line (such as LDNOOBW's lists, which
-    C4 takes)."""
+    """Language -> a text file, gzipped if its name ends in `.gz`: one entry per line (such as LDNOOBW's lists, which C4
+    uses)."""
     language: str | None = "en"
-    """Whose list judges documents of which no stage `langid` has measured the `language`; null judges none of them."""
+    """Language whose list judges documents without a `language` from a stage `langid`; null judges none of them."""
     unspaced: tuple[str, ...] = ("ja", "th", "zh")
     """Languages written without spaces (C4's)."""
     allowed: dict[str, tuple[str, ...]] = Field(default_factory=lambda: dict(MC4_ALLOWED))
     """Language -> entries that do not count (mC4's: each is part of words in a tenth of all documents)."""
     max_bad_words: Count | None = 0
-    """Places of the text where an entry ends (C4 drops at the first)."""
+    """Largest number of places in the text where an entry ends (C4 drops at the first)."""
     max_bad_word_ratio: Fraction | None = None
-    """Bytes of the text that belong to entries / bytes of the text."""
+    """Largest share of the bytes of the text that belong to entries."""
 
 
 class Toxicity(Section):
-    """How sure a fastText classifier of the user's is that a text is toxic (such as Dolma's, trained on Jigsaw)."""
+    """A rule on the toxicity of a text, by a user's fastText classifier (such as Dolma's, trained on Jigsaw)."""
 
     model: OutsidePath
     """A supervised fastText model, `.bin` or `.ftz`."""
     label: str = "__label__toxic"
-    """The label whose probability is measured."""
+    """Label whose probability is measured."""
     max_toxicity: Fraction | None = 0.5
-    """Probability of the label, of the whole text as one line."""
+    """Largest probability of the label, for the whole text as one line."""
 
 
 RuleSets = dict[str, dict[str, Any]]
 
 _REFINEDWEB: RuleSets = {"gopher_quality": {"dialect": "dclm"}, "gopher_repetition": {"dialect": "dclm"}}
 PRESETS: dict[str, RuleSets] = {"refinedweb": _REFINEDWEB, "dclm": _REFINEDWEB}
-"""Preset -> the rule sets, and the values of them that are not defaults.
+"""Preset -> its rule sets, with the values that are not defaults.
 
-RefinedWeb as DCLM has it (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for whole documents are Gopher's
-with the thresholds of the paper, in DCLM's way of counting. Its rules for lines are `clean: {lines: [dclm]}`.
+RefinedWeb as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for whole documents are Gopher's with
+the thresholds of the paper, in DCLM's way of counting. Its rules for lines are `clean: {lines: [dclm]}`.
 """
 
 
 def expand(rules: Any) -> Any:
-    """Rule sets as a mapping of name to section, whatever form they were written in.
+    """Return rule sets as a mapping of name to section, from any form in which they may be written.
 
-    A list has names, and mappings of a name to its values; a preset stands for its rule sets, and a mapping behind it
-    changes them: `[{refinedweb: {gopher_quality: {min_words: 20}}}, fineweb]`.
+    A list has names, and mappings of a name to its values; a preset stands for its rule sets, and its mapping changes
+    them: `[{refinedweb: {gopher_quality: {min_words: 20}}}, fineweb]`.
 
     Raises:
-        ValueError: an item is of another form, or a rule set is given twice.
+        ValueError: an item has another form, or a rule set is given twice.
     """
     if not isinstance(rules, list | dict):
         return rules
@@ -309,7 +310,7 @@ def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def add_to_schema(schema: dict[str, Any]) -> None:
-    """Let the JSON schema of the rule sets know the presets."""
+    """Add the presets to the JSON schema of the rule sets."""
     for name, preset in PRESETS.items():
         schema["properties"][name] = {
             "description": f"Stands for {' and '.join(preset)}; values in here change theirs.",
@@ -325,41 +326,41 @@ def add_to_schema(schema: dict[str, Any]) -> None:
 
 
 Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
-"""Whose definition of the Gopher statistics is meant; `gopher_<dialect>.py` in dataprep writes each one down."""
+"""Source of the definition of the Gopher statistics; `gopher_<dialect>.py` in dataprep implements each."""
 
 
 class GopherRules(Section):
-    """What both Gopher rule sets have in common: how the statistics are counted."""
+    """Settings of both Gopher rule sets: how the statistics are counted."""
 
     dialect: Dialect = "dclm"
-    """Whose counting: the projects share the thresholds, but count words, lines, symbols and repeated n-grams in their
-    own ways, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
+    """Definition of the statistics: the projects share the thresholds, but count words, lines, symbols and repeated
+    n-grams differently, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
     words: Literal["dialect", "exact", "unicode", "language"] = "dialect"
-    """How text is cut into words. `dialect`: as the dialect does it; where that takes a library (datatrove: spaCy), by
-    a rule that comes close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for
-    English). `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
-    Khmer, Burmese) is a word; documents in these languages are cut like that under `dialect` too. `language`: by the
+    """How text is split into words. `dialect`: as the dialect does it; if that uses a library (datatrove: spaCy), by a
+    rule that is close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for English).
+    `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
+    Burmese) is a word; documents in these languages are split like that under `dialect` too. `language`: by the
     tokenizer that datatrove assigns to the language, as FineWeb-2 did (datatrove only; needs the extra `languages`):
     spaCy's for that language or a related one, or a library such as jieba (Chinese) and PyThaiNLP (Thai), which is
     slow."""
     language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
-    """Whose stop words count, and whether the script has spaces: an ISO 639 code, or `auto` for each document's own,
-    which the stage `langid` measured if it ran before (otherwise English). A language without a list of stop words
-    is not judged by them. Text in a script without spaces is not judged by its mean word length, and its n-grams
-    take two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) for a word."""
+    """Language of the stop words, which also determines if the script has spaces: an ISO 639 code, or `auto` for each
+    document's own, as measured by a stage `langid` before (otherwise English). A language without a list of stop words
+    is not judged by them. Text in a script without spaces is not judged by its mean word length, and its n-grams use
+    units of two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) as words."""
 
     @model_validator(mode="after")
     def _words_of_datatrove(self) -> Self:
         if self.words in ("exact", "language") and self.dialect != "datatrove":
             raise ValueError(
-                f"words: {self.words} is for dialect: datatrove, whose words are spaCy's; leave it out "
+                f"words: {self.words} is for dialect: datatrove, which uses spaCy; leave it out "
                 f"for dialect: {self.dialect}"
             )
         return self
 
 
 MOST_STOP_WORDS = 63
-"""Of a language, and characters of one: the kernel that looks for them has a bit for each."""
+"""Largest number of stop words of a language, and of characters in one: the kernel has a bit for each."""
 
 StopWord = Annotated[str, Field(min_length=1, max_length=MOST_STOP_WORDS)]
 
@@ -370,60 +371,60 @@ class GopherQuality(GopherRules):
     added = ("stop_words",)
 
     min_words: int = 50
-    """Least number of words."""
+    """Smallest number of words."""
     max_words: int = 100_000
     """Largest number of words."""
     min_mean_word_length: float = 3.0
-    """Least mean length of words, in characters."""
+    """Smallest mean length of words, in characters."""
     max_mean_word_length: float = 10.0
     """Largest mean length of words, in characters."""
     max_symbol_word_ratio: float = 0.1
-    """Hash signs and ellipses per word."""
+    """Largest number of hash signs and ellipses per word."""
     max_bullet_line_ratio: float = 0.9
-    """Share of lines that begin with a bullet."""
+    """Largest share of lines that begin with a bullet."""
     max_ellipsis_line_ratio: float = 0.3
-    """Share of lines that end in an ellipsis."""
+    """Largest share of lines that end in an ellipsis."""
     min_alpha_word_ratio: float = 0.8
-    """Share of words with a letter."""
+    """Smallest share of words with a letter."""
     min_stop_words: int = 2
-    """Stop words of the text's language."""
+    """Smallest number of stop words of the text's language."""
     stop_words: Annotated[tuple[StopWord, ...], Field(max_length=MOST_STOP_WORDS)] | None = None
-    """Own stop words in place of the list of the document's language, which `language` names another way."""
+    """Your own stop words instead of the list of the document's language; `language` selects another list."""
 
 
 class GopherRepetition(GopherRules):
     """Thresholds of the Gopher repetition rules (Rae et al. 2021, table A1)."""
 
     max_duplicate_line_ratio: float = 0.30
-    """Share of lines that are repeated."""
+    """Largest share of lines that are repeated."""
     max_duplicate_paragraph_ratio: float = 0.30
-    """Share of paragraphs that are repeated."""
+    """Largest share of paragraphs that are repeated."""
     max_duplicate_line_char_ratio: float = 0.20
-    """Share of characters in repeated lines."""
+    """Largest share of characters in repeated lines."""
     max_duplicate_paragraph_char_ratio: float = 0.20
-    """Share of characters in repeated paragraphs."""
+    """Largest share of characters in repeated paragraphs."""
     max_top_2gram_char_ratio: float = 0.20
-    """Share of characters in the most frequent sequence of 2 words."""
+    """Largest share of characters in the most frequent sequence of 2 words."""
     max_top_3gram_char_ratio: float = 0.18
-    """Share of characters in the most frequent sequence of 3 words."""
+    """Largest share of characters in the most frequent sequence of 3 words."""
     max_top_4gram_char_ratio: float = 0.16
-    """Share of characters in the most frequent sequence of 4 words."""
+    """Largest share of characters in the most frequent sequence of 4 words."""
     max_duplicate_5gram_char_ratio: float = 0.15
-    """Share of characters in repeated sequences of 5 words."""
+    """Largest share of characters in repeated sequences of 5 words."""
     max_duplicate_6gram_char_ratio: float = 0.14
-    """Share of characters in repeated sequences of 6 words."""
+    """Largest share of characters in repeated sequences of 6 words."""
     max_duplicate_7gram_char_ratio: float = 0.13
-    """Share of characters in repeated sequences of 7 words."""
+    """Largest share of characters in repeated sequences of 7 words."""
     max_duplicate_8gram_char_ratio: float = 0.12
-    """Share of characters in repeated sequences of 8 words."""
+    """Largest share of characters in repeated sequences of 8 words."""
     max_duplicate_9gram_char_ratio: float = 0.11
-    """Share of characters in repeated sequences of 9 words."""
+    """Largest share of characters in repeated sequences of 9 words."""
     max_duplicate_10gram_char_ratio: float = 0.10
-    """Share of characters in repeated sequences of 10 words."""
+    """Largest share of characters in repeated sequences of 10 words."""
 
 
 class Rules(Section):
-    """Which rule sets judge a document; absent ones do not."""
+    """Rule sets that judge documents; absent ones do not."""
 
     model_config = ConfigDict(json_schema_extra=add_to_schema)
 
@@ -441,10 +442,10 @@ class Rules(Section):
 
     @model_serializer(mode="wrap")
     def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is absent, so that a rule set that is new to the schema changes no fingerprint."""
+        """Leave out absent sets, so that a rule set that is new to the schema does not change fingerprints."""
         return {name: section for name, section in dump(self).items() if section is not None}
 
 
 def configured_names(rules: Rules) -> list[str]:
-    """The rule sets that are switched on, in the order in which `Rules` declares them."""
+    """Return the enabled rule sets, in the order in which `Rules` declares them."""
     return [name for name in type(rules).model_fields if getattr(rules, name) is not None]

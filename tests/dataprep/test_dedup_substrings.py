@@ -371,7 +371,7 @@ def test_nothing_to_read_is_not_an_error(make_context: Callable, tmp_path: Path)
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"certain_words \(40\) must be at least min_words \(50\)"):
         DedupSubstrings(certain_words=40)
-    with pytest.raises(ValidationError, match="nothing happens unless max_duplicated_substring_ratio is below 1"):
+    with pytest.raises(ValidationError, match="has no effect unless max_duplicated_substring_ratio is below 1"):
         DedupSubstrings(action="drop")
 
 

@@ -226,9 +226,9 @@ def test_what_cannot_be_scored_with_is_refused_in_one_sentence(ran: Run, tmp_pat
     assert announce(ScoringModel(path=str(numbered), name="of")).columns == ["of", "of_1_star", "of_2_stars"]
     with pytest.raises(ModelFolderError, match=r"min.Sience bounds no column.*did you mean 'Science'"):
         ran({"model": str(domains), "min": {"Sience": 0.5}})
-    with pytest.raises(ValueError, match="name one of them"):
+    with pytest.raises(ValueError, match="give one of them"):
         Annotate.model_validate({})
-    with pytest.raises(ValueError, match="`measures` is of functions"):
+    with pytest.raises(ValueError, match="`measures` is for functions"):
         Annotate.model_validate({"model": "x", "measures": ["y"]})
 
 

@@ -196,7 +196,7 @@ def test_what_is_wrong_is_told_where_it_is_written_and_once() -> None:
         "by_language.de.gopher_quality.max_wrds",
         "by_language.fr",
     ]
-    with pytest.raises(ValidationError, match=r"'german' is no code of a language: write ISO 639-1"):
+    with pytest.raises(ValidationError, match=r"'german' is not a language code: write ISO 639-1"):
         Filter.model_validate({"by_language": {"german": {}}})
     with pytest.raises(ValidationError, match="YAML reads `no` as false; quote the code of Norwegian"):
         Filter.model_validate({"by_language": {False: {}}})

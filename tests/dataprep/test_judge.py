@@ -232,12 +232,12 @@ def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
         ({"answer": {"type": "object", "properties": {"score": {}}}}, r"answer.properties.score: give it a `type`"),
         ({"model": {"model": "m"}}, "give `endpoint`, or `folder`"),
         ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000' is not an address"),
-        ({"model": {"endpoint": "http://h/v1"}}, "give `model`, what the endpoint calls it"),
+        ({"model": {"endpoint": "http://h/v1"}}, "give `model`, the endpoint's name of the model"),
         (
             {"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}},
             "budget.money needs `prompt_price`",
         ),
-        ({"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}}, "body.n is made from the other keys"),
+        ({"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}}, "body.n is set by other keys"),
         ({"model": {"endpoint": "http://h/v1", "model": "m", "api_key_env": "sk-1"}}, "String should match pattern"),
     ],
 )

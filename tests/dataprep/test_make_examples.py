@@ -365,10 +365,10 @@ def test_what_has_tools_is_quarantined(tmp_path: Path, made: Made) -> None:
             {"per_prompt": 2, "model": {"temperature": 0.0}},
             "at model.temperature 0 all answers to a prompt are the same",
         ),
-        ({"per_prompt": 2}, "nothing says which answer is the best"),
+        ({"per_prompt": 2}, "nothing determines the best answer"),
         ({"best": 2}, "best is 2, but per_prompt gives 1 answers"),
         ({"min_reward": 1}, "min_reward needs `rewards`"),
-        ({"gives": "pairs"}, "pairs need what says which answer is better"),
+        ({"gives": "pairs"}, "pairs need a rule for the better answer"),
         (
             {"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]},
             "pairs by rewards need at least two answers",

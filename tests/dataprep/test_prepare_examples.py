@@ -340,7 +340,7 @@ def test_a_set_of_which_nothing_is_left_and_a_set_that_is_not_there_are_errors(
         ([{"judge": "answer"}], "one step per entry"),
         ([{"filter": {}, "dedup": {}}], "one step per entry"),
         ([{"decontaminate": {"against": "e", "action": "excise"}}], "decontaminate.action cannot be excise"),
-        ([{"langid": {"lines": True, "cut_other_lines": True}}], "langid.cut_other_lines cannot be"),
+        ([{"langid": {"lines": True, "cut_other_lines": True}}], "langid.cut_other_lines is not supported"),
         (["dedup", {"dedup": {}}], "prepare has dedup twice"),
     ],
 )

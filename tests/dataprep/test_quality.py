@@ -228,7 +228,7 @@ def test_training_ignores_which_sources_are_judged(
         ({"positive": ["novels"]}, r"positive sources \(novels\) have 0 documents"),
         ({"negative": ["spam", "junk"]}, r"negative sources \(spam, junk\) have 0 documents"),
         ({"negative": ["ads", "books"]}, "books is both positive and negative"),
-        ({"negative": []}, "trained on both classes"),
+        ({"negative": []}, "a classifier needs both classes"),
     ],
 )
 def test_a_class_without_documents_is_an_error_that_names_its_sources(
@@ -248,12 +248,12 @@ def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "nothing is to be measured"),
+        ({}, "nothing to measure"),
         ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
         ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
         ({"heuristics": True, "per_source": True}, "set one of them too"),
         ({"heuristics": True, "keep_top": 0}, "greater than 0"),
-        ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "one setting"),
+        ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "the same setting"),
     ],
 )
 def test_sections_that_cannot_mean_anything_are_refused(section: dict[str, Any], message: str) -> None:

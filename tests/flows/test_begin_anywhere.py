@@ -301,7 +301,10 @@ MODEL = "name: a\nmodel: {path: m}\n"
             MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
             "m.yaml:3: rl.start_from: refers to a pre-training",
         ),
-        (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that was trained elsewhere has no running mean"),
+        (
+            MODEL + "export: {weights: average}\n",
+            "m.yaml:3: export.weights: a model that was trained elsewhere has no running mean",
+        ),
         (
             "name: a\nsources: {s: {tokens: t.bin}}\n",
             "m.yaml:2: sources.s.tokens: needs a section `mix:` too, since only that reads tokens",

@@ -182,7 +182,7 @@ def wrong(folder: Path, *settings: str) -> str:
 
 def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> None:
     assert "no such set: 'revisd', did you mean 'revised'" in wrong(folder, "sft.data.0.path=examples://revisd")
-    assert "grown, revised are made from each other in a circle" in wrong(
+    assert "grown, revised are made from each other in a cycle" in wrong(
         folder, "examples.grown.data.0.path=examples://revised"
     )
     (folder / "bad.j2").write_text("{{ promt }}")

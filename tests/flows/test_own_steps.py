@@ -210,7 +210,11 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
             r"own.yaml:5: prepare\[0\].annotate.max.magik: steps.py, line 5: count_word does not "
             r"return 'magik', did you mean 'magic'\?; it returns magic",
         ),
-        ("max: {magic: 1}", "min: {text: 1}", r"'text' has another meaning for documents; choose another name for the column"),
+        (
+            "max: {magic: 1}",
+            "min: {text: 1}",
+            r"'text' has another meaning for documents; choose another name for the column",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, former: str, new: str, says: str) -> None:

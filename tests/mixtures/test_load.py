@@ -109,9 +109,9 @@ def test_a_step_that_comes_again_is_numbered_and_may_have_a_name_which_settings_
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("mix", "'mix' means something else in a manifest; take another name"),
-        ("dedup", "'dedup' means something else in a manifest; take another name"),
-        ("filter", "'filter' is there already, as entry 0 of `prepare`; take another name"),
+        ("mix", "'mix' has another meaning in a manifest; choose another name"),
+        ("dedup", "'dedup' has another meaning in a manifest; choose another name"),
+        ("filter", "'filter' is already the name of entry 0 of `prepare`; choose another name"),
     ],
 )
 def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> None:
@@ -122,7 +122,7 @@ def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> 
 def test_two_names_that_expressions_could_not_tell_apart_are_a_mistake() -> None:
     text = GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}")
     assert problems_of(text) == [
-        "m.yaml:9: prepare[3].name: 'a_b' is there already, as entry 2 of `prepare`; take another name"
+        "m.yaml:9: prepare[3].name: 'a_b' is already the name of entry 2 of `prepare`; choose another name"
     ]
 
 

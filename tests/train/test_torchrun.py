@@ -186,7 +186,9 @@ def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_i
 def test_a_training_of_one_process_is_of_one_host_and_ranks_are_shared_evenly() -> None:
     assert rendezvous.hosts_of({"nodes": 16, "ranks": 1}) == 1
     assert rendezvous.hosts_of({"nodes": 2, "ranks": 4}) == 2
-    with pytest.raises(ValueError, match="ranks is 3, which counts all processes of a training; use a multiple of nodes"):
+    with pytest.raises(
+        ValueError, match="ranks is 3, which counts all processes of a training; use a multiple of nodes"
+    ):
         Engine(nodes=2, ranks=3)
 
 
