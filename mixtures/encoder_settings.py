@@ -18,8 +18,7 @@ class ReadingModel(Section):
     pool: Literal["first", "mean", "max", "tokens"] = "first"
     """Handling of a document longer than the model's input. `first`: read only the beginning, as most published
     classifiers were trained and measured. Otherwise the whole document is read in windows, whose values are combined:
-    their
-    `mean`, the largest (`max`), or the mean weighted by `tokens`."""
+    their `mean`, the largest (`max`), or the mean weighted by `tokens`."""
     max_windows: Positive = 16
     """Largest number of windows per document, from the beginning."""
     window_tokens: Annotated[int, Field(ge=8)] | None = None

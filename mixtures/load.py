@@ -199,20 +199,16 @@ def check_manifest(
 
 
 def _own_code_problems(manifest: Manifest, folder: Path, written: Written) -> Iterator[Problem]:
-    for location, own in own_functions(manifest):
+    for location, function in own_functions(manifest):
+        section: Any = manifest
+        for part in location[:-1]:
+            section = getattr(section, str(part)) if isinstance(section, BaseModel) else section[part]
         try:
-            code, section = take_code(own, folder), _at(manifest, location[:-1])
+            code = take_code(function, folder)
             if isinstance(section, OwnPlace):
                 section.check_code(code)
         except OwnCodeError as error:
             yield written.problem(location, str(error))
-
-
-def _at(value: Any, location: Location) -> Any:
-    """What lies at a location in a validated manifest."""
-    for part in location:
-        value = getattr(value, str(part)) if isinstance(value, BaseModel) else value[part]
-    return value
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -297,15 +293,16 @@ def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
         raw: the manifest, whose steps may have their own names.
     """
     first, *key_parts = key.split(".")
-    stages = {**{stage: stage for stage in STEP_SECTIONS}, **(_named_steps((raw or {}).get("prepare")))}
+    stages = {stage: stage for stage in STEP_SECTIONS}
+    steps = written_steps((raw or {}).get("prepare"))
+    for name, (stage, _) in zip(name_steps(steps), steps, strict=True):
+        if stage:
+            stages[name] = stage
     if first not in stages:
         return key
     rules = STEP_SECTIONS[stages[first]].model_fields.get("rules")
-    if (
-        rules is not None
-        and key_parts
-        and any(key_parts[0] in inner.model_fields for inner in models_in(rules.annotation))
-    ):
+    rule_sections = [] if rules is None else models_in(rules.annotation)
+    if key_parts and any(key_parts[0] in section.model_fields for section in rule_sections):
         key_parts = ["rules", *key_parts]
     return ".".join(["prepare", first, *key_parts])
 
@@ -314,12 +311,6 @@ def short_key(key: str) -> str:
     """Return a step's key as people write it: `filter.rules.gopher_quality.x` is `filter.gopher_quality.x`."""
     step, separator, key_in_rules = key.partition(".rules.")
     return f"{step}.{key_in_rules}" if separator and "." not in step else key
-
-
-def _named_steps(steps: Any) -> dict[str, str]:
-    """Return the stage of each name in a list of steps as written."""
-    steps_written = written_steps(steps)
-    return {name: stage for name, (stage, _) in zip(name_steps(steps_written), steps_written, strict=True) if stage}
 
 
 def _child(parent: Any, key: str) -> tuple[Any, Location]:
@@ -357,8 +348,12 @@ def _field_problem(item: Any, written: Written) -> Problem:
     if item["type"] == "extra_forbidden":
         allowed_keys = known_keys(item["loc"][:-1])
         name = str(location[-1])
+        step_hint = ""
+        if len(location) == 1 and not did_you_mean(name, known_keys(())):
+            is_step = name in STEP_SECTIONS
+            step_hint = "; it is a step, an entry of `prepare:`" if is_step else did_you_mean(name, STEP_SECTIONS)
         hint = (
-            _of_steps(location)
+            step_hint
             or hint_of(name, str(location[0]))
             or did_you_mean(name, allowed_keys)
             or _where_it_belongs(name, written.raw)
@@ -376,14 +371,6 @@ def shortened(value: Any) -> str:
     """Return a value as an error repeats it: the first MOST_OF_A_VALUE characters."""
     text = repr(value)
     return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
-
-
-def _of_steps(location: Location) -> str:
-    """Return the hint for a top-level key that is a step's name, or similar to one and to no other key."""
-    name = str(location[-1])
-    if len(location) > 1 or did_you_mean(name, known_keys(())):
-        return ""
-    return "; it is a step, an entry of `prepare:`" if name in STEP_SECTIONS else did_you_mean(name, STEP_SECTIONS)
 
 
 def _where_it_belongs(name: str, raw: Any) -> str:

@@ -137,7 +137,8 @@ class Engine(Section):
         self.parallel.sizes(self.num_ranks)
         if self.num_ranks % self.nodes and self.num_ranks > 1:
             raise ValueError(
-                f"ranks is {self.ranks}, which counts all processes of a training; use a multiple of nodes, {self.nodes}"
+                f"ranks is {self.ranks}, which counts all processes of a training; "
+                f"use a multiple of nodes, {self.nodes}"
             )
         if self.compute.compile == "model" and self.num_ranks > 1:
             raise ValueError(
@@ -323,6 +324,7 @@ def dotted(location: Location) -> str:
             key += f"[{part}]"
         else:
             key += f".{part}" if key else str(part)
+    return key
 
 
 def _models_at(location: Location) -> list[Any]:

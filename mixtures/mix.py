@@ -89,9 +89,9 @@ FIM_TOKENS = (
 class FillInMiddle(Section):
     """Rearranged documents from which a model learns to fill in a middle (Bavarian et al. 2022).
 
-    Documents are rearranged before packing. The tokenizer needs three special tokens:
-    `special_tokens: ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]`, or those of StarCoder or SantaCoder in an
-    existing tokenizer. See docs/objectives.md."""
+    Documents are rearranged before packing. The tokenizer needs three special tokens: `special_tokens:
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]`, or those of StarCoder or SantaCoder in an existing
+    tokenizer. See docs/objectives.md."""
 
     rates: Annotated[dict[str, Fraction], Field(min_length=1)]
     """Source -> share of its documents that are rearranged (Bavarian et al. 2022 use 0.5 and 0.9); documents of other
@@ -114,10 +114,9 @@ class Mix(Seeded):
     in the mixture. Or `{alpha: 0.7}`: shares in proportion to the number of tokens of a source, raised to that power
     (XLM-R, section 3.1, and mT5, section 3.1: 0.7 and 0.3); 1 keeps the proportions, 0 makes all sources equal."""
     phases: tuple[MixPhase, ...] = ()
-    """Other weights for consecutive parts of the training order, for example for annealing:
-    `[{end: 0.8, weights: {...}}, {weights: {...}}]`. The limits on repeating a source hold for all phases together. A
-    set
-    with phases is read once: a training that needs more rows is an error."""
+    """Other weights for consecutive parts of the training order, for example for annealing: `[{end: 0.8, weights:
+    {...}}, {weights: {...}}]`. The limits on repeating a source hold for all phases together. A set with phases is read
+    once: a training that needs more rows is an error."""
     on_shortfall: Literal["error", "redistribute"] = "error"
     """Reaction if a source's share is more than its `max_epochs` or `max_tokens` allow, or less than its `min_tokens`.
     `error` says by how much, and what would help; `redistribute` gives the source what its limit allows, divides the
@@ -260,8 +259,8 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             yield (
                 ("mix", "continues", "sources"),
                 (
-                    f"the continued set has rows of {', '.join(removed_sources)}, which is no longer a source; define it again, with "
-                    "a weight of 0 if it is no longer read"
+                    f"the continued set has rows of {', '.join(removed_sources)}, which is no longer a source; "
+                    "define it again, with a weight of 0 if it is no longer read"
                 ),
             )
     yield from _reads_of_a_set_with_phases(mix, raw.get("pretrain"))
@@ -282,8 +281,8 @@ def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str
         yield (
             ("pretrain", "phases"),
             (
-                f"has {len(pretrain_phases)} entries, but mix.phases has {len(mix_phases)}: give one for each of them, {{}} where "
-                "nothing differs"
+                f"has {len(pretrain_phases)} entries, but mix.phases has {len(mix_phases)}: "
+                "give one for each of them, {} where nothing differs"
             ),
         )
 
@@ -329,8 +328,8 @@ def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Locat
         yield (
             ("pretrain", "steps"),
             (
-                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has {tokens // length} "
-                f"and is read once; take at most {tokens // length // batch} steps, or mix at least "
+                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has "
+                f"{tokens // length} and is read once; take at most {tokens // length // batch} steps, or mix at least "
                 f"{steps * batch * length} tokens (mix.tokens)"
             ),
         )

@@ -162,8 +162,8 @@ class Model(BuiltInOrOwn):
     """Number of decoder blocks."""
     width: Positive = 128
     """Width of the residual stream (transformers: hidden_size)."""
+    heads: Positive = 4
     """Number of query heads."""
-    """Query heads."""
     kv_heads: Positive | None = None
     """Number of key and value heads (grouped-query attention); the same as `heads` if absent."""
     head_width: Positive | None = None

@@ -185,7 +185,8 @@ def _check_weights(section: str, data: Sequence[Instructions | WeightedPairs]) -
     unweighted_paths = [item.path for item in data if item.weight is None]
     if unweighted_paths and len(unweighted_paths) < len(data):
         raise ValueError(
-            f"{section}.data: {unweighted_paths[0]} has no weight, though others have one; set it for all of them, or for none"
+            f"{section}.data: {unweighted_paths[0]} has no weight, though others have one; "
+            "set it for all of them, or for none"
         )
 
 

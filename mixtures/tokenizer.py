@@ -101,7 +101,8 @@ class Tokenizer(Seeded):
         min_vocab_size = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
         if self.path is None and self.vocab_size < min_vocab_size:
             raise ValueError(
-                f"vocab_size {self.vocab_size} is too small for the bytes and the special tokens; the minimum is {min_vocab_size}"
+                f"vocab_size {self.vocab_size} is too small for the bytes and the special tokens; "
+                f"the minimum is {min_vocab_size}"
             )
         words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
         if self.model == "superbpe" and words < min_vocab_size:

@@ -556,7 +556,8 @@ class Pretrain(Objectives, Training):
     def _tasks_are_likelihoods(self) -> Pretrain:
         if generating_tasks := [task.name for task in self.tasks if task.kind == "generate"]:
             raise ValueError(
-                f"tasks: {generating_tasks[0]} is of kind generate, which is not measured during training; move it to `evaluate:`"
+                f"tasks: {generating_tasks[0]} is of kind generate, which is not measured during training; "
+                "move it to `evaluate:`"
             )
         return self
 

@@ -371,20 +371,24 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
 
     Raises:
         OwnCodeError: the file, its function or the module does not exist, or the file is not Python. Loading shows
-            later
-            if an installed module has the function, since many define their names when imported.
+            later if an installed module has the function, since many define their names when imported.
     """
     if own.taken:
         return own
     path, _, name = own.written.rpartition(":")
-    return _of_file(own.written, folder / path, name) if path.endswith(".py") else _installed(own.written, path, name)
-
-
-def _of_file(written: str, file: Path, name: str) -> OwnFunction:
-    files: dict[str, str] = {}
-    _take_file(file.parent, file.name, files)
-    _check_named(files[file.name], file.name, name)
-    return OwnFunction(written, file.stem, name, files)
+    if path.endswith(".py"):
+        file = folder / path
+        files: dict[str, str] = {}
+        _take_file(file.parent, file.name, files)
+        _check_defines(files[file.name], file.name, name)
+        return OwnFunction(own.written, file.stem, name, files)
+    distribution = installed_distribution(path)
+    if distribution is None:
+        raise OwnCodeError(
+            f"there is no module {path!r} in this environment; install it, or name a file beside the "
+            f"manifest: {FILE_FORM}"
+        )
+    return OwnFunction(own.written, path, name, {}, distribution)
 
 
 def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
@@ -432,20 +436,22 @@ def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
             yield from (part for part in [base, *(f"{base}.{name}" if base else name for name in names)] if part)
 
 
-def _installed(written: str, module: str, name: str) -> OwnFunction:
+def installed_distribution(module: str) -> str | None:
+    """Return name and version of an importable module's distribution, with the hash of its file if it is editable.
+
+    Only the hash if no distribution has the module, and None if there is no such module.
+    """
     file = _find_module(module)
     if file is None:
-        raise OwnCodeError(
-            f"there is no module {module!r} in this environment; install it, or name a file beside the "
-            f"manifest: {FILE_FORM}"
-        )
-    return OwnFunction(written, module, name, {}, _distribution(module, file))
-
-
-def installed_distribution(module: str) -> str | None:
-    """Return name and version of the distribution of an importable module; None if there is no such module."""
-    file = _find_module(module)
-    return None if file is None else _distribution(module, file)
+        return None
+    names = metadata.packages_distributions().get(module.partition(".")[0], [])
+    digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    if not names:
+        return digest
+    distribution = metadata.distribution(names[0])
+    name = f"{distribution.metadata['Name']} {distribution.version}"
+    editable = json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
+    return f"{name} {digest}" if editable else name
 
 
 def _find_module(module: str) -> Path | None:
@@ -472,18 +478,6 @@ def _spec(module: str, search: list[str] | None) -> importlib.machinery.ModuleSp
     return None
 
 
-def _distribution(module: str, file: Path) -> str:
-    """Return name and version of a module's distribution, with the hash of its file if it is editable."""
-    names = metadata.packages_distributions().get(module.partition(".")[0], [])
-    digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
-    if not names:
-        return digest
-    distribution = metadata.distribution(names[0])
-    name = f"{distribution.metadata['Name']} {distribution.version}"
-    editable = json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
-    return f"{name} {digest}" if editable else name
-
-
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -501,7 +495,7 @@ def _parse(source: str, file: str) -> ast.Module:
         raise OwnCodeError(f"{file}, line {error.lineno}: not valid Python: {error.msg}") from error
 
 
-def _check_named(source: str, file: str, name: str) -> None:
+def _check_defines(source: str, file: str, name: str) -> None:
     tree = _parse(source, file)
     if _named(tree, name) is None and not any(
         isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body

@@ -152,8 +152,10 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
     optimizer_settings: Mapping[str, Any] = {} if optimizer is None else optimizer
     has_optimizer = isinstance(optimizer_settings, Mapping)
-    if has_optimizer:
-        optimizer_settings = _with_optimizer(section, optimizer_settings)
+    predicts_next_token = all(section.get(key) is None for key in OTHER_OBJECTIVES)
+    is_chosen = has_optimizer and any(optimizer_settings.get(key) is not None for key in ("kind", "use"))
+    if has_optimizer and predicts_next_token and not is_chosen:
+        optimizer_settings = {**optimizer_settings, "kind": OPTIMIZER}
     try:
         shape = model_of(depth, model_settings)
         derived = dial(
@@ -175,32 +177,17 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
             "weight_decay": derived.weight_decay,
             **optimizer_settings,
         }
+    schedule = {} if section.get("schedule") is None else section["schedule"]
+    if isinstance(schedule, Mapping) and schedule.get("use") is None and schedule.get("kind", "wsd") == "wsd":
+        schedule = {"decay_fraction": DECAY_FRACTION, **schedule}
     return {
         **section,
         "model": {"layers": derived.layers, "width": derived.width, "heads": derived.heads, **model_settings},
         "optimizer": optimizer_settings,
-        "schedule": _with_decay(section.get("schedule")),
-        **{
-            key: getattr(derived, key) if section.get(key) is None else section[key]
-            for key in ("steps", "global_batch_size")
-        },
+        "schedule": schedule,
+        "steps": derived.steps if section.get("steps") is None else section["steps"],
+        "global_batch_size": derived.global_batch_size if batch is None else batch,
     }
-
-
-def _with_optimizer(section: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section `optimizer` with its kind."""
-    is_chosen = optimizer.get("kind") is not None or optimizer.get("use") is not None
-    predicts_otherwise = any(section.get(key) is not None for key in OTHER_OBJECTIVES)
-    return optimizer if is_chosen or predicts_otherwise else {**optimizer, "kind": OPTIMIZER}
-
-
-def _with_decay(schedule: Any) -> Any:
-    """Return the section `schedule` with the length of its decay, if it has the schedule's default kind."""
-    if schedule is None:
-        return {"decay_fraction": DECAY_FRACTION}
-    if not isinstance(schedule, Mapping) or schedule.get("use") is not None or schedule.get("kind", "wsd") != "wsd":
-        return schedule
-    return {"decay_fraction": DECAY_FRACTION, **schedule}
 
 
 def three_digits(value: float) -> float:

@@ -47,8 +47,8 @@ class Decontaminate(Judging):
 
     This and `max_contamination` were chosen together, by `gristmill bench quality`: of the pairs that drop none of
     3,829 clean documents (so that the rate of false positives is below 0.1 %, with 95 % confidence) they find the most
-    of items of four kinds of sets in ten disguises, 98 %. The 13-grams of GPT-3 (Brown et al.
-    2020, appendix C) with half of an item find 80 %: one replaced word in twelve hides an item from them.
+    of items of four kinds of sets in ten disguises, 98 %. The 13-grams of GPT-3 (Brown et al. 2020, appendix C) with
+    half of an item find 80 %: one replaced word in twelve hides an item from them.
     """
     min_words: Positive = 7
     """Texts of an item with fewer words, or without a letter (rows of numbers), are not searched; those with fewer

@@ -102,8 +102,8 @@ class DedupSubstrings(Judging):
     certain_words: Annotated[int, Field(ge=2)] = 75
     """Length in words from which repeated passages are always found; shorter ones are found only by chance.
 
-    The closer to `min_words`, the more is sent between shards: about one hash per
-    `(certain_words - min_words + 2) / 2` words of text. If both are equal, every passage is found.
+    The closer to `min_words`, the more is sent between shards: about one hash per `(certain_words - min_words + 2) / 2`
+    words of text. If both are equal, every passage is found.
     """
     action: Literal["cut", "drop"] = "cut"
     """Cut every copy but the first (in the document with the smallest id, a hash), or drop documents by their share."""

@@ -34,15 +34,6 @@ GENERAL_RULES = "general"
 _GENERAL: RuleSets = {"gopher_quality": {}, "gopher_repetition": {}}
 
 
-def _valid_rules(rules: Any) -> dict[str, Any]:
-    """Return rules as written, in the form of `expand`; empty if they are wrong, which is reported only for them."""
-    try:
-        Rules.model_validate(expanded := _written(rules))
-    except ValueError:
-        return {}
-    return dict(expanded)
-
-
 def _written(rules: Any) -> Any:
     return rules.model_dump(exclude_unset=True) if isinstance(rules, Rules) else expand(rules)
 
@@ -90,11 +81,13 @@ class Filter(Judging):
             return value
         if False in value["by_language"]:
             raise ValueError('by_language: YAML reads `no` as false; quote the code of Norwegian: "no"')
-        general = _valid_rules(value.get("rules", _GENERAL))
-        return {
-            **value,
-            "by_language": {language: lay_over(general, rules) for language, rules in value["by_language"].items()},
-        }
+        try:
+            general = _written(value.get("rules", _GENERAL))
+            Rules.model_validate(general)
+        except ValueError:
+            general = {}  # Wrong rules are reported once, for `rules`.
+        by_language = {language: lay_over(general, rules) for language, rules in value["by_language"].items()}
+        return {**value, "by_language": by_language}
 
     @field_validator("by_language", mode="before", json_schema_input_type=dict[str, Rules | None])
     @classmethod

@@ -171,7 +171,7 @@ def test_a_spent_budget_ends_the_step_and_the_next_attempt_asks_only_for_the_oth
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
-        ({"column": "edu", "rubric": "toxicity"}, "rubric: what a `model` is asked"),
+        ({"column": "edu", "rubric": "toxicity"}, "rubric: only for a `model`"),
         ({"column": "edu", "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}}, "give one of them"),
         ({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}, "score": "scor"}, "did you mean 'score'"),
     ],

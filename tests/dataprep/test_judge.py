@@ -227,7 +227,7 @@ def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
     ("settings", "said"),
     [
         ({"min": {"judge_scor": 3}}, "did you mean 'judge_score'"),
-        ({"min": {"second_score": 3}}, "'second_score' is no column of numbers"),
+        ({"min": {"second_score": 3}}, "'second_score' is not a measured column of numbers"),
         ({"answer": {"type": "array"}}, "give a JSON schema with `type: object` and `properties`"),
         ({"answer": {"type": "object", "properties": {"score": {}}}}, r"answer.properties.score: give it a `type`"),
         ({"model": {"model": "m"}}, "give `endpoint`, or `folder`"),

@@ -44,5 +44,5 @@ def test_a_tuning_warns_where_its_rows_are_longer_than_all_before(overrides: lis
 def test_the_warning_names_both_lengths_and_what_to_do() -> None:
     manifest = parse_manifest(MANIFEST, "/m/small.yaml", ["sft.sequence_length=512"])
     (warning,) = context_warnings(manifest, trained=256).values()
-    assert "its rows have 512 tokens, but the model was trained on 256 at the most" in warning
+    assert "its rows have 512 tokens, but the model was trained on at most 256" in warning
     assert "lower sft.sequence_length, or stretch positions with pretrain.model.rope_scaling" in warning

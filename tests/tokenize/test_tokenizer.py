@@ -415,7 +415,7 @@ def test_a_published_tokenizer_takes_special_tokens_but_not_its_own_plain_ones(s
 def test_a_manifest_with_settings_that_do_not_fit_together_is_refused() -> None:
     for section, message in (
         ({"chat_template": "a", "chat_template_path": "b"}, "leave one out"),
-        ({"path": "a.json", "pretokenizer": "digits"}, "pretokenizer digits is for a tokenizer that is trained here"),
+        ({"path": "a.json", "pretokenizer": "digits"}, "pretokenizer digits is for a tokenizer trained here"),
         ({"special_tokens": ["<|a|>", "<|a|>"]}, "names '<|a|>' twice"),
         ({"vocab_size": 264, "special_tokens": ["<|a|>", "<|b|>", "<|c|>"]}, "the minimum is 265"),
         ({"pretokenizer": "gpt4"}, "Input should be 'gpt2', 'llama3' or 'digits'"),

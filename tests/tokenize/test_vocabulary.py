@@ -400,7 +400,7 @@ def test_a_special_token_that_text_could_become_is_refused_by_every_model(model:
     ("section", "message"),
     [
         ({"model": "wordpiece"}, "Input should be 'bpe', 'unigram', 'sentencepiece_bpe' or 'superbpe'"),
-        ({"path": "a.json", "model": "unigram"}, "model unigram is for a tokenizer that is trained here"),
+        ({"path": "a.json", "model": "unigram"}, "model unigram is for a tokenizer trained here"),
         ({"model": "sentencepiece_bpe", "pretokenizer": "llama3"}, "pretokenizer llama3 is for models over bytes"),
         ({"character_coverage": 0.9}, "character_coverage is for model sentencepiece_bpe, not for bpe; leave it out"),
         ({"model": "unigram", "transition_point": 0.9}, "transition_point is for model superbpe, not for unigram"),

@@ -303,7 +303,7 @@ def test_a_glm_has_no_adapters_for_peft(tiny_shape: Shape) -> None:
         ({"pretrain": {"steps": 2, "blank_infilling": {}, "model": {"head_width": 6}}}, "6 must be a multiple of 4"),
         (
             {"pretrain": {"steps": 2, "blank_infilling": {}, "masked": {}}},
-            "masked and blank_infilling are different thing",
+            "masked and blank_infilling are different objectives",
         ),
     ],
 )

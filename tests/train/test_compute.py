@@ -149,7 +149,7 @@ def spy(function: Any, results: list[Any]) -> Any:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="budget needs the compiler; set compile: block too"):
         Compute(activation_checkpointing="budget")
-    with pytest.raises(ValueError, match="compile: model is for one process, but ranks is 2; say block"):
+    with pytest.raises(ValueError, match="compile: model is for one process, but ranks is 2; set block"):
         Engine(ranks=2, compute=Compute(compile="model"))
 
 

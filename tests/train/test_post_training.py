@@ -542,7 +542,7 @@ def test_rows_longer_than_those_of_pretraining_become_the_context_that_generatio
 
     summary = run_stage("sft", pretrained, sft_config, tmp_path / "sft", emit=emit)
     assert [message.partition(": the rotary")[0] for message in told] == [
-        "sft: its rows have 64 tokens, but the model was trained on 32 at the most"
+        "sft: its rows have 64 tokens, but the model was trained on at most 32"
     ]
     tuned = tmp_path / "sft" / "data"
     assert read_shape(pretrained["pretrain"] / "model").sequence_length == 32
@@ -574,7 +574,7 @@ def test_rows_longer_than_those_of_pretraining_become_the_context_that_generatio
     answers = pq.read_table(tmp_path / "longer" / "data" / "answers.parquet").to_pylist()
     assert max(one["tokens"] for one in answers) == 50  # More than the 32 positions from before have room for.
     assert [message.partition(": the rotary")[0] for message in told] == [
-        "rl: its rows have 80 tokens, but the model was trained on 32 at the most"
+        "rl: its rows have 80 tokens, but the model was trained on at most 32"
     ]
 
 

@@ -264,7 +264,7 @@ def test_plan_counts_both_sides() -> None:
         ({"export": {"gguf": ["f16"]}}, r"pretrain\.span_corruption trains an encoder-decoder"),
         (
             {"pretrain": {"steps": 2, "span_corruption": {}, "model": {"document_mask": True}}},
-            "document_mask means noth",
+            "document_mask has no effect",
         ),
         (
             {"pretrain": {"steps": 2, "ul2": {"shape": "decoder"}, "model": {"document_mask": True}}},
