@@ -1,4 +1,4 @@
-"""`gristmill bench`: rows of name, ours, peer, unit and ratio, both sides measured in the same run on this machine."""
+"""`gristmill bench`: areas, and their rows, both sides of which are measured in the same run on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.measuring import Row, fell
+from benchmarks.measuring import Row
 from gristmill.core.files import atomic_write
 
 AREAS = {
@@ -30,10 +31,6 @@ AREAS = {
         "dataprep.own_steps:rows",
         "dataprep.spans:rows",
         "dataprep.dedup_million:rows",
-        "dataprep.asking:rows",
-        "dataprep.meaning:rows",
-        "dataprep.searching:rows",
-        "dataprep.distilling:rows",
     ),
     "models": (
         "dataprep.asking:rows",
@@ -48,8 +45,6 @@ AREAS = {
     "meaning": ("dataprep.meaning:rows",),
     "asking": ("dataprep.asking:rows",),
     "labels": ("dataprep.label_speed:rows",),
-    "jobs": ("dataprep.jobs:rows",),
-    "own_steps": ("dataprep.own_steps:rows",),
     "dedup_million": ("dataprep.dedup_million:rows",),
     "quality": (
         "dataprep.duplicates:quality_rows",
@@ -59,8 +54,6 @@ AREAS = {
         "dataprep.cleaning:pii_rows",
         "dataprep.decontamination:rows",
         "dataprep.kinds_kept:rows",
-        "dataprep.dialects:rows",
-        "dataprep.annotators:rows",
     ),
     "kinds": ("dataprep.kinds_kept:rows",),
     "dialects": ("dataprep.dialects:rows",),
@@ -110,14 +103,14 @@ AREAS = {
     "outages": ("chaos.outages:rows",),
     "engines": ("engines.engines:rows",),
 }
-"""Area -> the functions of this folder that yield what was measured: module and name."""
+"""Area -> functions of this folder that yield its rows, as MODULE:NAME."""
 OPTIONS = {
     **dict.fromkeys(("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")),
     "bounds": ("documents", "folder"),
     "outages": ("folder",),
     "chain": ("documents", "folder", "flame"),
 }
-"""Area -> what may be said of how it is measured."""
+"""Area -> options that its functions take."""
 FLOORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tokenize.streaming:floor_rows", {}),
     ("tokenize.encoding:floor_rows", {}),
@@ -135,9 +128,9 @@ FLOORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("train.rollouts:rows", {}),
     ("chain.chain:rows", {"documents": (1000,)}),
 )
-"""Short forms of the areas, by fewer repeats, or by fewer documents where these are measured in memory alone: the fixed
-cost of a stage would count for more of fewer. Without peers of the chain they should take less than 15 minutes on two
-idle cores; no whole run has been timed."""
+"""Functions of `gristmill bench floors`, with options for fewer repeats, or for fewer documents where these are measured
+in memory alone: the fixed cost of a stage would weigh more with fewer documents. Without the chain's peers they should
+take less than 15 minutes on two idle cores; no whole run has been timed."""
 MEASURES: dict[str, tuple[str, ...]] = {
     "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
     "chain": ("dataprep", "tokenize/encoding", "tokenize/mixing", "flows/running", "benchmarks/chain"),
@@ -163,58 +156,69 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "tokenize": ("tokenize", "benchmarks/tokenize"),
     "train": ("train", "benchmarks/train"),
 }
-"""Page of docs/ (`bench-AREA.md`) -> the folders and files whose speed it shows."""
-SAID = ("promised", "happened")
-"""What a row may say in words besides: lines below it on a terminal, columns of a page."""
+"""Page of docs/ (`bench-AREA.md`) -> folders and files whose speed it shows."""
+WORDS = ("promised", "happened")
+"""Fields in words besides the note: lines below the row on a terminal, columns of a page."""
+HEADER = f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}"
 
 
 def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options: Any) -> None:
-    """Measure an area and print its rows as they come; keep them as a table of markdown where asked for.
+    """Measure an area and print its rows as they come; also write them as a Markdown page if `markdown` names one.
 
-    `options` go to the area's `rows`; OPTIONS says which areas have any.
+    `options` go to the area's functions; OPTIONS says which areas have any.
     """
-    here = surroundings(area)
+    measured_on = surroundings(area)
     if not as_json:
-        typer.echo(here)
-        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}")
-    rows = []
-    for row in (row for name in AREAS[area] for row in measuring(name)(**options)):
-        rows.append(row)
-        typer.echo(json.dumps(row) if as_json else describe(row))
+        typer.echo(measured_on)
+        typer.echo(HEADER)
+    rows: list[Row] = []
+    for name in AREAS[area]:
+        rows += printed(measuring(name)(**options), as_json)
     if markdown is not None:
         with atomic_write(markdown) as sink:
-            sink.write(in_markdown(area, here, rows).encode())
+            sink.write(in_markdown(area, measured_on, rows).encode())
 
 
 def print_floors(as_json: bool) -> bool:
-    """Measure the rows of FLOORS, and name those below their floors; returns whether there are none.
+    """Measure the rows of FLOORS, and name those below their floors; returns True if there are none.
 
-    A measurement whose peer is not installed is skipped by the peer's name.
+    A function whose peer is not installed is skipped by the peer's name.
     """
     if not as_json:
-        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}")
+        typer.echo(HEADER)
     fallen: list[Row] = []
     for name, options in FLOORS:
         try:
-            for row in measuring(name)(**options):
-                typer.echo(json.dumps(row) if as_json else describe(row))
-                fallen += [row] if fell(row) else []
+            fallen += [row for row in printed(measuring(name)(**options), as_json) if row.is_below_floor]
         except ModuleNotFoundError as error:
             typer.echo(f"{name}: skipped, {error.name} is not installed", err=True)
     for row in fallen:
-        typer.echo(f"fell: {row['name']}: {row['ratio']:.2f}, floor {row['floor']:.2f}", err=True)
+        typer.echo(f"fell: {row.name}: {row.ratio:.2f}, floor {row.floor:.2f}", err=True)
     return not fallen
 
 
+def printed(rows: Iterable[Row], as_json: bool) -> Iterator[Row]:
+    """Print each row as it comes, and pass it on."""
+    for row in rows:
+        typer.echo(json.dumps(as_dictionary(row)) if as_json else describe(row))
+        yield row
+
+
+def as_dictionary(row: Row) -> dict[str, Any]:
+    """Return the fields of a row; the measured ones always, the others if they say something."""
+    always = ("name", "ours", "peer", "unit", "ratio")
+    return {name: value for name, value in asdict(row).items() if name in always or value not in ("", None)}
+
+
 def measuring(name: str) -> Callable[..., Iterable[Row]]:
-    """The function that an entry of AREAS names."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Iterable[Row]] = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-    return found
+    """Return the function that an entry of AREAS names."""
+    module, _, function_name = name.partition(":")
+    function: Callable[..., Iterable[Row]] = getattr(importlib.import_module(f"benchmarks.{module}"), function_name)
+    return function
 
 
 def surroundings(area: str) -> str:
-    """When, on what, under which load and with which versions an area is measured; for trainings with the GPU, too."""
+    """Return date, machine, load and versions of a measurement; for trainings the GPU, too."""
     parts = [
         time.strftime("%Y-%m-%d %H:%M"),
         f"{os.cpu_count()} cores",
@@ -231,32 +235,33 @@ def surroundings(area: str) -> str:
 
 
 def describe(row: Row) -> str:
-    """One line of text; a dash where nothing was measured, and the note behind."""
-    ours, peer, ratio = shown(row)
-    floor = f"{row['floor']:.2f}" if "floor" in row else ""
-    line = f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7} {floor:>6}  {row.get('note', '')}"
-    line = line.rstrip()
-    return "\n".join([line, *(f"    {key}: {row[key]}" for key in SAID if key in row)])
+    """Return a row as a line of text, with the note at its end."""
+    ours, peer, ratio = values(row)
+    floor = "" if row.floor is None else f"{row.floor:.2f}"
+    line = f"{row.name:<44} {ours:>12} {peer:>12} {row.unit:<14} {ratio:>7} {floor:>6}  {row.note}"
+    words = [f"    {name}: {getattr(row, name)}" for name in WORDS if getattr(row, name)]
+    return "\n".join([line.rstrip(), *words])
 
 
-def shown(row: Row) -> tuple[str, str, str]:
-    """Ours, peer and ratio as text; a dash where nothing was measured."""
-    ours, peer = ("-" if row[side] is None else f"{row[side]:.4g}" for side in ("ours", "peer"))
-    return ours, peer, "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+def values(row: Row) -> tuple[str, str, str]:
+    """Return ours, peer and ratio as text; a dash stands for what was not measured."""
+    ours, peer = ("-" if value is None else f"{value:.4g}" for value in (row.ours, row.peer))
+    return ours, peer, "-" if row.ratio is None else f"{row.ratio:.2f}"
 
 
-def in_markdown(area: str, here: str, rows: Sequence[Row]) -> str:
-    """An area's rows as a page that says when and where it was measured."""
-    said = [key for key in SAID if any(key in row for row in rows)] or ["note"]
+def in_markdown(area: str, measured_on: str, rows: Sequence[Row]) -> str:
+    """Return an area's rows as a page that says when and on what it was measured."""
+    words = [name for name in WORDS if any(getattr(row, name) for row in rows)] or ["note"]
     lines = [
         f"# gristmill bench {area}",
         "",
-        f"Written by `gristmill bench {area} --markdown`: {here}.",
+        f"Written by `gristmill bench {area} --markdown`: {measured_on}.",
         "",
-        f"| name | ours | peer | unit | ratio | {' | '.join(said)} |",
-        f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(said)}",
+        f"| name | ours | peer | unit | ratio | {' | '.join(words)} |",
+        f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(words)}",
     ]
     for row in rows:
-        cells = [row["name"], *shown(row)[:2], row["unit"], shown(row)[2], *(row.get(key, "") for key in said)]
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+        ours, peer, ratio = values(row)
+        cells = [row.name, ours, peer, row.unit, ratio, *(getattr(row, name) for name in words)]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

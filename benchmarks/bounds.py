@@ -1,11 +1,11 @@
 """Memory does not grow with the documents: ingest, dedup, tokenize and mix of many short ones, each in its own process.
 
-Documents of 200 bytes, words of documentation of installed packages, are drawn by seeds, one in twenty a copy of an earlier one and one nearly so. What is measured is
-the peak of anonymous memory (mapped files can be given back at any time) of the largest process and of all together, the time, and
-what a step leaves on the disk while it works and when it is done. `gristmill plan MANIFEST --documents N` draws these
-figures on (`flows/planning/at_scale.py`).
+Documents of 200 bytes, words of documentation of installed packages, are drawn by seeds; one in twenty is a copy of an
+earlier one, and one in twenty a near copy. Measured are the peak of anonymous memory (the system can drop mapped files
+at any time) of the largest process and of all together, the time, and the files of a step during its work and at its
+end. `gristmill plan MANIFEST --documents N` uses these figures (`flows/planning/at_scale.py`).
 
-The last rows ask for documents as `gristmill explain` does: one that lies in a row, and one that was dropped.
+The last rows look up documents as `gristmill explain` does: a kept one, and a dropped one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +28,14 @@ import pyarrow.compute as pc
 
 from benchmarks.checkout import ROOT
 from benchmarks.dataprep.dedup_million import words_of_documentation
-from benchmarks.measuring import Row, process_tree, row
+from benchmarks.measuring import Row, cost_row, process_tree, row
 from gristmill.core.stage_context import Context
 
 DOCUMENTS = 30_000_000
 LIMIT_BYTES = 3 << 30
 WORKERS = 2
 WORDS_PER_DOCUMENT = 31
-"""About 200 bytes."""
+"""Words for about 200 bytes."""
 FILE_DOCUMENTS = 100_000
 COPIED = 0.05
 VOCAB_SIZE, SEQUENCE_LENGTH = 4096, 2048
@@ -47,64 +48,60 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
     """Measure every step, against the limit.
 
     Args:
-        documents: how many; 30 million take about 35 GB of disk.
-        folder: where to work, instead of a temporary one; the outputs stay there.
+        documents: number of documents; 30 million need about 35 GB of disk.
+        folder: work folder, instead of a temporary one; the outputs stay there.
 
     Raises:
-        MemoryError: a step needed more than the limit, or failed.
+        MemoryError: a step exceeded the limit, or failed.
     """
     with tempfile.TemporaryDirectory(prefix="gristmill-bounds-") as temporary:
-        root = temporary if folder is None else str(folder)
-        made = write_texts(Path(root) / "texts", documents)
-        note = f"{documents:,} documents, {made / 1e6:,.0f} MB of text, {WORKERS} workers"
+        root = Path(temporary if folder is None else folder)
+        text_bytes = write_texts(root / "texts", documents)
+        note = f"{documents:,} documents, {text_bytes / 1e6:,.0f} MB of text, {WORKERS} workers"
         for step in STEPS:
-            found = measure(Path(root), step)
-            if step == "ingest":  # the first file teaches the tokenizer; the others have served their turn
-                for path in sorted((Path(root) / "texts").glob("*.jsonl"))[1:]:
+            measured = measure(root, step)
+            if step == "ingest":  # the tokenizer learns from the first file; the others are not needed any more
+                for path in sorted((root / "texts").glob("*.jsonl"))[1:]:
                     path.unlink()
-            for name, key in (("all processes", "all_bytes"), ("largest process", "largest_bytes")):
-                yield {
-                    **row(
-                        f"bounds: {step}, {name}",
-                        found[key] / 2**30,
-                        LIMIT_BYTES / 2**30,
-                        "GiB",
-                        f"{note}; peer: the limit",
-                    ),
-                    "ratio": LIMIT_BYTES / max(1, found[key]),
-                }
+            yield memory_row(f"bounds: {step}, all processes", measured["all_bytes"], note)
+            yield memory_row(f"bounds: {step}, largest process", measured["largest_bytes"], note)
             yield row(
                 f"bounds: {step}, time",
-                found["seconds"],
+                measured["seconds"],
                 None,
                 "s",
-                f"{found['cpu_seconds']:.1f} s of processor time; {found['work_bytes'] / 1e6:,.0f} MB in "
-                f"{found['work_files']} files while it works, {found['out_bytes'] / 1e6:,.0f} MB in "
-                f"{found['out_files']} files when it is done; {found['mapped_bytes'] / 1e6:,.0f} MB mapped",
+                f"{measured['cpu_seconds']:.1f} s of processor time; {measured['work_bytes'] / 1e6:,.0f} MB in "
+                f"{measured['work_files']} files while it works, {measured['out_bytes'] / 1e6:,.0f} MB in "
+                f"{measured['out_files']} files when it is done; {measured['mapped_bytes'] / 1e6:,.0f} MB mapped",
             )
-        yield from look_up_rows(Path(root), note)
+        yield from look_up_rows(root, note)
+
+
+def memory_row(name: str, size: int, note: str) -> Row:
+    """Return a row of bytes of memory against the limit."""
+    return cost_row(name, max(size, 1) / 2**30, LIMIT_BYTES / 2**30, "GiB", f"{note}; peer: the limit")
 
 
 def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMENTS) -> int:
-    """Write JSONL files of short documents, the same in every run; bytes of text."""
-    generator = np.random.default_rng(11)
+    """Write JSONL files of short documents, the same in every run; returns the bytes of text."""
     words, table = words_of_documentation()
-    originals = table[generator.integers(0, len(table), (file_documents, WORDS_PER_DOCUMENT))]
+    shape = (file_documents, WORDS_PER_DOCUMENT)
+    originals = table[np.random.default_rng(11).integers(0, len(table), shape)]
     folder.mkdir(parents=True, exist_ok=True)
-    written = 0
+    text_bytes = 0
     for number, first in enumerate(range(0, documents, file_documents)):
         size = min(file_documents, documents - first)
-        drawn = np.random.default_rng((11, number))
-        texts = (
-            originals[:size].copy() if not number else table[drawn.integers(0, len(table), (size, WORDS_PER_DOCUMENT))]
-        )
-        if number:
-            kind = drawn.random(size)
-            copied = np.flatnonzero(kind < 2 * COPIED)
-            texts[copied] = originals[drawn.integers(0, len(originals), len(copied))]
-            texts[np.flatnonzero(kind < COPIED), -1] = drawn.integers(0, len(words), int((kind < COPIED).sum()))
-        written += _write_lines(folder / f"{number:05d}.jsonl", texts, words)
-    return written
+        if number == 0:
+            texts = originals[:size]
+        else:
+            generator = np.random.default_rng((11, number))
+            texts = table[generator.integers(0, len(table), (size, WORDS_PER_DOCUMENT))]
+            kind = generator.random(size)
+            copies, near_copies = np.flatnonzero(kind < 2 * COPIED), np.flatnonzero(kind < COPIED)
+            texts[copies] = originals[generator.integers(0, len(originals), len(copies))]
+            texts[near_copies, -1] = generator.integers(0, len(words), len(near_copies))
+        text_bytes += _write_lines(folder / f"{number:05d}.jsonl", texts, words)
+    return text_bytes
 
 
 def _write_lines(path: Path, texts: np.ndarray, words: pa.Array) -> int:
@@ -116,45 +113,41 @@ def _write_lines(path: Path, texts: np.ndarray, words: pa.Array) -> int:
 
 
 def measure(folder: Path, step: str) -> dict[str, Any]:
-    """Run a step in a process of its own: what it says, and the peaks of its memory.
+    """Run a step in a process of its own; returns its summary and the peaks of its memory.
 
     Raises:
-        MemoryError: it needed more than LIMIT_BYTES, or failed.
+        MemoryError: it exceeded LIMIT_BYTES, or failed.
     """
     command = [sys.executable, "-m", "benchmarks.bounds", step, str(folder)]
-    peaks = dict.fromkeys(("all_bytes", "largest_bytes", "mapped_bytes"), 0)
-    used = dict[int, float]()
+    peaks = {"all_bytes": 0, "largest_bytes": 0, "mapped_bytes": 0}
+    cpu_seconds = dict[int, float]()
     with open(folder / f"{step}.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
     try:
         while process.poll() is None and peaks["all_bytes"] <= LIMIT_BYTES:
             tree = process_tree(process.pid)
-            found, used = (
-                [memory_of(pid) for pid in tree],
-                {**used, **{pid: max(processor_seconds(pid), used.get(pid, 0.0)) for pid in tree}},
-            )
-            now = {
-                "all_bytes": sum(one[0] for one in found),
-                "largest_bytes": max(one[0] for one in found),
-                "mapped_bytes": sum(one[1] for one in found),
-            }
-            peaks = {key: max(value, now[key]) for key, value in peaks.items()}
+            for pid in tree:
+                cpu_seconds[pid] = max(processor_seconds(pid), cpu_seconds.get(pid, 0.0))
+            sizes = [memory_of(pid) for pid in tree]
+            peaks["all_bytes"] = max(peaks["all_bytes"], sum(size.anonymous for size in sizes))
+            peaks["largest_bytes"] = max(peaks["largest_bytes"], *(size.anonymous for size in sizes))
+            peaks["mapped_bytes"] = max(peaks["mapped_bytes"], sum(size.mapped for size in sizes))
             time.sleep(SAMPLE_SECONDS)
     finally:
         process.kill()  # its workers end with it
         process.wait()
-    said = (folder / f"{step}.log").read_text(errors="replace")
+    printed = (folder / f"{step}.log").read_text(errors="replace")
     if process.returncode != 0 or peaks["all_bytes"] > LIMIT_BYTES:
         raise MemoryError(
             f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} and ended with exit "
-            f"code {process.returncode}; its last lines:\n{said[-2000:]}"
+            f"code {process.returncode}; its last lines:\n{printed[-2000:]}"
         )
-    result: dict[str, Any] = {**json.loads(said.splitlines()[-1]), **peaks, "cpu_seconds": sum(used.values())}
-    return result
+    summary: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return {**summary, **peaks, "cpu_seconds": sum(cpu_seconds.values())}
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far; 0 where it has ended."""
+    """Return the processor time of a process; 0 after its end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -162,47 +155,57 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_of(pid: int) -> tuple[int, int]:
-    """Bytes of a process that no file backs, and of mapped files; its share of what it has in common with others."""
+class Memory(NamedTuple):
+    """Bytes of a process that no file backs, and of mapped files, with its share of common pages."""
+
+    anonymous: int
+    mapped: int
+
+
+def memory_of(pid: int) -> Memory:
+    """Return the memory of a process; 0 after its end."""
     try:
         usage = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0, 0
+        return Memory(0, 0)
     sizes = dict(line.split(":", 1) for line in usage.splitlines()[1:])
-    return int(sizes["Pss_Anon"].split()[0]) * 1024, int(sizes["Pss_File"].split()[0]) * 1024
+    return Memory(int(sizes["Pss_Anon"].split()[0]) * 1024, int(sizes["Pss_File"].split()[0]) * 1024)
 
 
 def run_step(step: str, folder: Path) -> dict[str, Any]:
-    """Run one step in this process; its seconds, and the files that it left in its work folder and its output."""
+    """Run a step in this process; returns its seconds, and the files of its work folder and its output."""
     work, out = folder / f"{step}-work", folder / step
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     out.mkdir(exist_ok=True)
-    begin = time.perf_counter()
-    summary = run_step_in(step, folder, folder / "texts", work=work)
-    found = {"seconds": time.perf_counter() - begin, "kept": summary["counts"]["kept"]}
-    for kind, where in (("work", work), ("out", out)):
-        sizes = [path.stat().st_size for path in where.rglob("*") if path.is_file()]
-        found |= {f"{kind}_bytes": sum(sizes), f"{kind}_files": len(sizes)}
+    start = time.perf_counter()
+    run_step_in(step, folder, folder / "texts", work=work)
+    measured: dict[str, Any] = {"seconds": time.perf_counter() - start}
+    for kind, place in (("work", work), ("out", out)):
+        sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
+        measured[f"{kind}_bytes"] = sum(sizes)
+        measured[f"{kind}_files"] = len(sizes)
     shutil.rmtree(work)
-    return found
+    return measured
 
 
 def run_step_in(
     step: str, folder: Path, texts: Path, work: Path | None = None, shuffle: str | None = None
 ) -> dict[str, Any]:
-    """Run one step in a folder, which may lie in a store; its summary.
+    """Run a step in a folder, which may lie in a store; returns its summary.
 
     Args:
-        texts: where the documents are.
-        work: its work folder; beside its output if absent.
+        step: its name.
+        folder: of all steps' outputs.
+        texts: folder of the documents.
+        work: its work folder; beside its output if None.
         shuffle: see `Context.shuffle`.
     """
     context = Context(
         work=work or folder / f"{step}-work", stage=step, workers=WORKERS, shuffle=shuffle, emit=lambda event: None
     )
-    before = ("ingest", "dedup", "tokenizer", "tokenize")
-    inputs = {name: folder / name for name in before[: before.index(step) if step in before else len(before)]}
+    stages = ("ingest", "dedup", "tokenizer", "tokenize", "mix")
+    inputs = {name: folder / name for name in stages[: stages.index(step)]}
     if step == "tokenize":
         _write_tokenizer(texts, folder / "tokenizer")
     return RUNS[step](texts, inputs, folder / step, context)
@@ -251,59 +254,49 @@ RUNS = {"ingest": _ingest, "dedup": _dedup, "tokenize": _tokenize, "mix": _mix}
 
 
 def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
-    """Documents by their id, as `gristmill explain` finds them, against DuckDB on the ids of the same files."""
-    found = measure(folder, "look_up")
+    """Measure look-ups by id, as of `gristmill explain`, against DuckDB on the ids of the same files."""
+    measured = measure(folder, "look_up")
     for kind in ("kept", "dropped"):
-        ours, peer = found[kind]
-        yield {
-            **row(
-                f"explain: a {kind} document's id looked up",
-                ours,
-                peer,
-                "s",
-                f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards",
-            ),
-            "ratio": peer / ours,
-        }
-    yield {
-        **row(
-            "explain: memory of the look-ups",
-            found["all_bytes"] / 2**30,
-            LIMIT_BYTES / 2**30,
-            "GiB",
-            f"{note}; peer: the limit; DuckDB's is in it",
-        ),
-        "ratio": LIMIT_BYTES / found["all_bytes"],
-    }
+        ours, peer = measured[kind]
+        yield cost_row(
+            f"explain: a {kind} document's id looked up",
+            ours,
+            peer,
+            "s",
+            f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards",
+        )
+    limit_row = memory_row("explain: memory of the look-ups", measured["all_bytes"], note)
+    yield replace(limit_row, note=f"{limit_row.note}; DuckDB's is in it")
 
 
-def look_up(folder: Path) -> dict[str, Any]:
-    """Seconds of a look-up, ours and DuckDB's, of documents that lie in a row and of documents that were dropped."""
+def look_up(folder: Path) -> dict[str, list[float]]:
+    """Return the median seconds of a look-up, ours and DuckDB's, of kept documents and of dropped ones."""
     import duckdb
 
     from gristmill.dataprep.documents import read_table, shard_names
     from gristmill.flows.questions.find_documents import find_document
 
     inputs = {name: folder / name for name in ("ingest", "dedup", "tokenizer", "tokenize", "mix")}
-    generator, taken = np.random.default_rng(5), dict[str, list[tuple[float, float]]]()
+    generator = np.random.default_rng(5)
     shards = shard_names(inputs["ingest"])
+    query = f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', filename=true) WHERE id = ?"
+    medians = {}
     for kind in ("kept", "dropped"):
+        seconds = []
         for _ in range(LOOK_UPS):
             shard = shards[generator.integers(len(shards))]
             table = read_table(inputs["dedup"] / shard, ["id", "keep"])
-            rows_ = np.flatnonzero(table["keep"].to_numpy() == (kind == "kept"))
-            one = int(generator.choice(rows_)) if len(rows_) else 0
-            wanted = table["id"][one].as_py()
-            begun = time.perf_counter()
-            place = find_document(inputs, wanted.hex())
+            candidates = np.flatnonzero(table["keep"].to_numpy() == (kind == "kept"))
+            row_number = int(generator.choice(candidates)) if len(candidates) else 0
+            document_id = table["id"][row_number].as_py()
+            start = time.perf_counter()
+            place = find_document(inputs, document_id.hex())
             middle = time.perf_counter()
-            assert place[1:] == (shard, one)
-            duckdb.execute(
-                f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', filename=true) WHERE id = ?",
-                [wanted],
-            ).fetchall()
-            taken.setdefault(kind, []).append((middle - begun, time.perf_counter() - middle))
-    return {kind: np.median(times, axis=0).tolist() for kind, times in taken.items()}
+            assert place[1:] == (shard, row_number)
+            duckdb.execute(query, [document_id]).fetchall()
+            seconds.append((middle - start, time.perf_counter() - middle))
+        medians[kind] = np.median(seconds, axis=0).tolist()
+    return medians
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the repository lies, and the public test data that some benchmarks need."""
+"""The repository's folder, and that of public test data."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-"""`python -m benchmarks...` is started in this folder, since benchmarks are no part of the installed package."""
+"""`python -m benchmarks...` is started in this folder, since benchmarks are not part of the installed package."""
 
 
 def data_folder() -> Path:
-    """The folder that GRISTMILL_BENCH_DATA names, otherwise `shared/data` beside the repository."""
+    """Return the folder that GRISTMILL_BENCH_DATA names, otherwise `shared/data` beside the repository."""
     return Path(os.environ.get("GRISTMILL_BENCH_DATA") or ROOT.parent / "shared" / "data")

@@ -1,7 +1,7 @@
 """Real, distinct text that every checkout has: documentation and sources of installed packages.
 
-A paragraph is taken once, wherever it stands first, so that no two pieces share one. The amount of text depends on what
-is installed.
+A paragraph is taken once, at its first occurrence, so that no two pieces share one. The amount of text depends on the
+installed packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 DOCSTRING = re.compile(r'(?:\A(?:#[^\n]*\n|\s)*|:[ \t]*\n\s*)[rRuU]?"""(.*?)"""', re.DOTALL)
-"""After the head of a function or class, or at the beginning of a module."""
+"""Docstring after the head of a function or class, or at the beginning of a module."""
 BLANK_LINES = re.compile(r"\n\s*\n")
 TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL)
 SHORTEST, LONGEST = 80, 1500
@@ -29,7 +29,7 @@ PAGES_CORPUS = "documentation and sources of installed packages"
 
 
 def documentation(pieces: int) -> list[str]:
-    """The first pieces of docstrings, in the order of the files' names: some paragraphs each, of one module.
+    """Return the first pieces of docstrings, in the order of the files' names: some paragraphs each, of one module.
 
     Raises:
         ValueError: the installed packages have fewer.
@@ -38,7 +38,7 @@ def documentation(pieces: int) -> list[str]:
 
 
 def paragraphs(number: int, words_each: int) -> list[str]:
-    """The first paragraphs of docstrings that have so many words, and only these words of each.
+    """Return the first paragraphs of docstrings with at least `words_each` words, cut to these.
 
     Raises:
         ValueError: the installed packages have fewer.
@@ -48,7 +48,7 @@ def paragraphs(number: int, words_each: int) -> list[str]:
 
 
 def pages(number: int) -> list[str]:
-    """The first pieces of documentation and of sources, in the order of the files' names.
+    """Return the first pieces of documentation and of sources, in the order of the files' names.
 
     Raises:
         ValueError: the installed packages have fewer.
@@ -57,13 +57,13 @@ def pages(number: int) -> list[str]:
 
 
 def modules() -> Iterator[str]:
-    """The source of each module, in the order of the files' names; the standard library's first."""
+    """Return the source of each module, in the order of the files' names; the standard library's first."""
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
     return (text for _, text in _files(folders, (".py",)))
 
 
 def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The suffix and the text of each file."""
+    """Return the suffix and the text of each file."""
     for top in folders:
         for folder, subfolders, names in os.walk(top):
             subfolders.sort()
@@ -75,29 +75,29 @@ def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _first(texts: Iterator[str], number: int) -> list[str]:
-    taken = list(islice(texts, number))
-    if len(taken) < number:
-        raise ValueError(f"the packages installed here have {len(taken)} such texts, not {number}")
-    return taken
+    first = list(islice(texts, number))
+    if len(first) < number:
+        raise ValueError(f"the packages installed here have {len(first)} such texts, not {number}")
+    return first
 
 
 def _documentation() -> Iterator[str]:
-    known: set[int] = set()
+    seen: set[int] = set()
     for module in modules():
-        yield from _pieces(_prose(DOCSTRING.findall(module)), known)
+        yield from _pieces(_prose(DOCSTRING.findall(module)), seen)
 
 
 def _pages() -> Iterator[str]:
-    """Of each file the documentation, and as many pieces of source and one more."""
-    known: set[int] = set()
+    """Return the documentation of each file, and as many pieces of source and one more."""
+    seen: set[int] = set()
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), DEBIAN_DOCUMENTATION)
     for suffix, text in _files(folders, SUFFIXES):
         if suffix != ".py":
-            yield from _pieces(_prose([TAGS.sub("", text) if suffix == ".html" else text]), known)
+            yield from _pieces(_prose([TAGS.sub("", text) if suffix == ".html" else text]), seen)
             continue
-        prose = list(_pieces(_prose(DOCSTRING.findall(text)), known))
+        prose = list(_pieces(_prose(DOCSTRING.findall(text)), seen))
         yield from prose
-        yield from islice(_pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), known), len(prose) + 1)
+        yield from islice(_pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), seen), len(prose) + 1)
 
 
 def _prose(texts: Iterable[str]) -> Iterator[str]:
@@ -106,13 +106,13 @@ def _prose(texts: Iterable[str]) -> Iterator[str]:
             yield " ".join(paragraph.split())
 
 
-def _pieces(paragraphs_: Iterable[str], known: set[int]) -> Iterator[str]:
-    """Paragraphs that are not known yet, joined to pieces; the last of them may be shorter."""
+def _pieces(all_paragraphs: Iterable[str], seen: set[int]) -> Iterator[str]:
+    """Join new paragraphs to pieces; the last one may be shorter."""
     piece, size = list[str](), 0
-    for paragraph in paragraphs_:
-        if not SHORTEST <= len(paragraph) <= LONGEST or hash(paragraph) in known:
+    for paragraph in all_paragraphs:
+        if not SHORTEST <= len(paragraph) <= LONGEST or hash(paragraph) in seen:
             continue
-        known.add(hash(paragraph))
+        seen.add(hash(paragraph))
         piece.append(paragraph)
         size += len(paragraph)
         if size >= PIECE_CHARACTERS:

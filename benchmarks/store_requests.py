@@ -1,10 +1,10 @@
-"""What each step asks of an object store: requests by price, and bytes, with 4 to 16 shards and partitions.
+"""Requests of each step to an object store, by price, and bytes, with 4 to 16 shards and partitions.
 
-Documents that seeds make go through `ingest`, `dedup`, `tokenize` and `mix` in an S3-compatible server of this machine,
-in both forms of the shuffle (`engine.shuffle`); every request passes a proxy that counts. How many there are follows
-from the number of document shards S and of partitions P alone: a + b S + c P + d S P + e P P, none of them negative,
-which five runs tell; four leave open which law it is, and one of them was off by a third at another size. `gristmill
-plan MANIFEST --tb N` draws these figures on (`flows/planning/cluster_costs.py`).
+Documents drawn by seeds go through `ingest`, `dedup`, `tokenize` and `mix` in an S3-compatible server of this machine,
+in both forms of the shuffle (`engine.shuffle`); a proxy counts all requests. Their number follows from the number of
+document shards S and of partitions P alone: a + b S + c P + d S P + e P P, with no negative term, which five runs
+determine; four leave the law open, and one of them was off by a third at another size. `gristmill plan MANIFEST --tb N`
+uses these figures (`flows/planning/cluster_costs.py`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SHARD_DOCUMENTS = 1000
 FORMS = ("files", "engine")
 NAMES = ("", " S", " P", " S P", " P P")
 KINDS = ("writes", "reads")
-"""As stores charge for them: PUT, COPY, POST and LIST; GET and HEAD. DELETE is free."""
+"""Prices of stores: PUT, COPY, POST and LIST; GET and HEAD. DELETE is free."""
 
 
 class Counting(Network):
-    """Hands requests on, and counts them.
+    """Proxy that counts requests.
 
     Attributes:
-        kinds: how many of each kind.
+        kinds: kind -> number of requests.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -48,24 +48,24 @@ class Counting(Network):
         self.kinds: Counter[str] = Counter()
 
     def fault(self, method: str, path: str) -> str | None:
-        """Nothing happens to any."""
+        """Count the request, and let it pass."""
         with self.lock:
             self.kinds[kind_of(method, path)] += 1
         return None
 
     def take(self) -> dict[str, int]:
-        """What was counted since the last time."""
+        """Return the counts since the last call."""
         with self.lock:
-            found = {**{kind: self.kinds[kind] for kind in KINDS}, "in_bytes": self.received, "out_bytes": self.sent}
+            counts = {**{kind: self.kinds[kind] for kind in KINDS}, "in_bytes": self.received, "out_bytes": self.sent}
             self.kinds.clear()
             self.received = self.sent = 0
-        return found
+        return counts
 
 
 def kind_of(method: str, path: str) -> str:
-    """What a request to S3 is charged as."""
-    lists = method == "GET" and {"list-type", "prefix", "uploads"} & set(parse_qs(urlsplit(path).query, True))
-    if method in ("PUT", "POST") or lists:
+    """Return the price class of a request to S3."""
+    is_listing = method == "GET" and {"list-type", "prefix", "uploads"} & set(parse_qs(urlsplit(path).query, True))
+    if method in ("PUT", "POST") or is_listing:
         return "writes"
     return "reads" if method in ("GET", "HEAD") else "deletes"
 
@@ -86,64 +86,63 @@ def rows() -> Iterator[Row]:
         for shards, folder in texts.items():
             write_texts(folder, shards * SHARD_DOCUMENTS, SHARD_DOCUMENTS)
         for form in FORMS:
-            found = {
-                (shards, partitions): counted(form, shards, partitions, texts[shards], between)
-                for shards, partitions in SIZES
-            }
+            runs = {size: counted(form, size, texts[size[0]], between) for size in SIZES}
             for step in STEPS:
-                most = found[SIZES[-1]][step]
+                largest = runs[SIZES[-1]][step]
                 note = (
-                    f"{most['in_bytes'] / 1e6:.1f} MB to the store, {most['out_bytes'] / 1e6:.1f} MB from it, "
-                    f"{most['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: flows/planning/cluster_costs.py"
+                    f"{largest['in_bytes'] / 1e6:.1f} MB to the store, {largest['out_bytes'] / 1e6:.1f} MB from it, "
+                    f"{largest['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: flows/planning/cluster_costs.py"
                 )
                 for place, kind in enumerate(KINDS):
-                    law = law_of({size: one[step][kind] for size, one in found.items()})
-                    said = float(np.dot(REQUESTS[form][step][place], terms(*SIZES[-1])))
-                    written = " + ".join(f"{factor:.2f}{name}" for factor, name in zip(law, NAMES) if factor)
+                    law = law_of({size: run[step][kind] for size, run in runs.items()})
+                    planned = float(np.dot(REQUESTS[form][step][place], terms(*SIZES[-1])))
+                    formula = " + ".join(f"{factor:.2f}{name}" for factor, name in zip(law, NAMES) if factor)
                     yield row(
                         f"{step}, {kind}, shuffle by {form}",
-                        most[kind],
-                        said,
+                        largest[kind],
+                        planned,
                         "requests",
-                        f"S = P = {SIZES[-1][0]}; {written}; {note}",
+                        f"S = P = {SIZES[-1][0]}; {formula}; {note}",
                     )
 
 
 def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
-    """Of the counts by shards and partitions, the terms of `on_cluster.terms` that are not negative and fit best."""
+    """Fit the factors of `cluster_costs.terms`, none of them negative, to counts by shards and partitions."""
     from scipy.optimize import nnls
 
-    found: np.ndarray = nnls(np.array([terms(*size) for size in counts]), np.array([*counts.values()], float))[0]
-    return found
+    factors: np.ndarray = nnls(np.array([terms(*size) for size in counts]), np.array([*counts.values()], float))[0]
+    return factors
 
 
-def counted(form: str, shards: int, partitions: int, texts: Path, between: Counting) -> dict[str, dict[str, int]]:
-    """Step -> what it asked of the store, with so many partitions of whatever it cuts, and the bytes that it shuffled."""
+def counted(form: str, size: tuple[int, int], texts: Path, between: Counting) -> dict[str, dict[str, int]]:
+    """Run all steps with a number of shards and partitions; returns step -> its requests and bytes."""
     from gristmill.core.files import as_path
     from gristmill.dataprep import shuffle_format
     from gristmill.dataprep.jobs import shuffle
     from gristmill.tokenize.mixing import candidates, mix, streams
 
-    sent, by_partition, bits = [0], shuffle_format.by_partition, partitions.bit_length() - 1
+    shards, partitions = size
+    bits = partitions.bit_length() - 1
+    sent, by_partition = [0], shuffle_format.by_partition
 
-    def counting(rows_: Any, *arguments: Any) -> Any:
-        sent[0] += rows_.nbytes
-        return by_partition(rows_, *arguments)
+    def counting(table: Any, *arguments: Any) -> Any:
+        sent[0] += table.nbytes
+        return by_partition(table, *arguments)
 
-    size = sum(path.stat().st_size for path in texts.glob("*.jsonl"))
-    found = {}
-    with ExitStack() as changed:
+    text_bytes = sum(path.stat().st_size for path in texts.glob("*.jsonl"))
+    counts = {}
+    with ExitStack() as patches:
         for module, name, value in (
             (shuffle, "by_partition", counting),
             (shuffle_format, "FEWEST_PARTITIONS", partitions),
             (streams, "partition_bits", lambda *_: bits),
             (candidates, "partition_bits", lambda *_: bits),
-            (mix, "SHARD_BYTES", size // 4 * 2 // partitions),
+            (mix, "SHARD_BYTES", text_bytes // 4 * 2 // partitions),
         ):
-            changed.enter_context(patch.object(module, name, value))
+            patches.enter_context(patch.object(module, name, value))
         for step in STEPS:
             sent[0] = 0
             between.take()
             run_step_in(step, as_path(f"s3://{BUCKET}/{form}-{shards}-{partitions}"), texts, shuffle=form)
-            found[step] = {**between.take(), "shuffle_bytes": sent[0]}
-    return found
+            counts[step] = {**between.take(), "shuffle_bytes": sent[0]}
+    return counts

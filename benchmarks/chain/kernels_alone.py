@@ -1,6 +1,6 @@
-"""What the kernels of a chain take by themselves: on texts that lie in memory, in one thread, with nothing around them.
+"""Processor time of a chain's kernels alone, on texts in memory, in one thread.
 
-What a whole chain takes beyond this is reading and writing, starting, scheduling, merging and recording.
+The remaining time of a whole chain is reading and writing, starting, scheduling, merging and recording.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from benchmarks.chain.our_chain import Models
 from benchmarks.chain.pages import Corpus
+from benchmarks.measuring import fastest, text_megabytes
 from gristmill.core.files import sha256_file
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets
@@ -34,8 +35,8 @@ REPEATS = 2
 
 
 def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, float]:
-    """Seconds of processor time per MB of raw text, by what is done, on the first file of a corpus."""
-    lines = next(iter(sorted(corpus.folder.glob("*.jsonl")))).read_bytes().splitlines()
+    """Return seconds of processor time per MB of raw text by kernel, on the first file of a corpus."""
+    lines = min(corpus.folder.glob("*.jsonl")).read_bytes().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
     rows = pa.table({"text": pa.array(texts, pa.large_string()), "language": pa.nulls(len(texts), pa.string())})
     array = rows["text"].combine_chunks()
@@ -64,23 +65,13 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
         ),
         "tokens": encoding(models, array),
     }
-    size = sum(len(text.encode()) for text in texts) / 1e6
-    return {name: least(work) / size for name, work in works.items()}
+    seconds = fastest(REPEATS, *works.values(), clock=time.process_time)
+    return dict(zip(works, (each / text_megabytes(texts) for each in seconds), strict=True))
 
 
 def encoding(models: Models, texts: pa.Array) -> Callable[[], object]:
-    """Encodes texts as the stage does."""
+    """Return a function that encodes texts as the stage does."""
     from gristmill.tokenize.encoding.encode import encode_batch
     from gristmill.tokenize.encoding.tokenizer import load
 
     return partial(encode_batch, load(models.tokenizer.parent), *text_buffers(texts))
-
-
-def least(work: Callable[[], object]) -> float:
-    """Seconds of processor time, the less of some repeats; what is compiled or loaded once is not counted."""
-    found = []
-    for _ in range(REPEATS):
-        begun = time.process_time()
-        work()
-        found.append(time.process_time() - begun)
-    return min(found)

@@ -1,4 +1,4 @@
-"""The chain as gristmill runs it: a manifest, the command `gristmill run`, and what that took, seen from outside."""
+"""The chain as gristmill runs it: a manifest, the command `gristmill run`, and its cost, measured from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,24 +16,24 @@ from typing import Any
 import yaml
 
 from benchmarks.chain.pages import Corpus, Pages, kind_of
-from benchmarks.dataprep.jobs import language_model
-from benchmarks.measuring import process_tree
+from benchmarks.measuring import MemorySampler, proportional_bytes
+from benchmarks.public_data import language_model
 from gristmill.flows.running.session import Session, open_session
 
 WORKERS = 2
 VOCABULARY = 32_000
 TRAINING_PAGES = 4000
-"""Pages that the tokenizer, and the classifier, are trained on before anything is measured."""
+"""Pages on which the tokenizer and the classifier are trained before any measurement."""
 END_OF_TEXT = "<|endoftext|>"
 MIN_QUALITY = 0.02
 TOKENS_PER_BYTE = 0.02
-"""Of raw text, that the mixture takes: of 60 pages the steps leave 0.027, for rules drop most pages of source."""
+"""Tokens of the mixture per byte of raw text: of 60 pages the steps keep 0.027, since rules drop most source code."""
 SAMPLE_SECONDS = 0.25
 DATATROVE = {"dialect": "datatrove", "words": "exact"}
 ENGLISH: Mapping[str, Any] = {"keep": ["en"], "threshold": 0.65}
 GOOD: Mapping[str, Any] = {"min_quality": MIN_QUALITY}
 CANDIDATES: Mapping[str, Any] = {"exact": False, "clusters": "connected", "minhash": {"verify": False}, "index": False}
-"""Of `dedup`: every candidate pair of MinHash is a duplicate, and one of each chain of them is kept."""
+"""Settings of `dedup`: every candidate pair of MinHash is a duplicate, and one of each chain of them is kept."""
 VERDICTS: Mapping[str, Any] = {
     "filter": {
         "rules": {
@@ -48,19 +47,19 @@ VERDICTS: Mapping[str, Any] = {
     "langid": ENGLISH,
     "quality": GOOD,
 }
-"""The steps with the settings under which our verdicts are datatrove's: its dialect and words."""
+"""Steps with datatrove's verdicts: its dialect and words."""
 OWN: Mapping[str, Any] = {
     "filter": {"rules": ["gopher_repetition", "gopher_quality", {"c4": {"constants": "paper"}}, "fineweb"]},
     "dedup": {"index": False},
     "langid": ENGLISH,
     "quality": GOOD,
 }
-"""The same rules with the settings that gristmill has of its own: pairs are verified, equal texts go too."""
+"""The same rules with gristmill's own settings: pairs are verified, and equal texts are dropped."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """What all sides load.
+    """Models of all sides.
 
     Attributes:
         tokenizer: a tokenizer.json.
@@ -75,13 +74,13 @@ class Models:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run took.
+    """Cost of a run.
 
     Attributes:
         seconds: from the command's start to its end.
-        cpu_seconds: of it and all that it started.
-        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup, mapped files included); 0 where
-            nobody looked.
+        cpu_seconds: of the command and its descendants.
+        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup, mapped files included); 0 if it was
+            not sampled.
     """
 
     seconds: float
@@ -91,23 +90,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Chain:
-    """A manifest, and the folder that its store and Prefect's database are in."""
+    """A manifest, and the folder of its store and Prefect's database."""
 
     manifest: Path
     folder: Path
 
     @property
     def store(self) -> Path:
-        """Where its outputs lie."""
+        """Folder of its outputs."""
         return self.folder / "store"
 
-    def run(self, *options: str, command: Sequence[str] = (sys.executable,), look: bool = False) -> Run:
-        """`gristmill run`, to its end.
+    def run(self, *options: str, command: Sequence[str] = (sys.executable,), sample_memory: bool = False) -> Run:
+        """Run `gristmill run` to its end.
 
         Args:
             options: of the command.
-            command: what runs it.
-            look: at its memory, which takes some hundredths of its time.
+            command: interpreter, or a program that starts it.
+            sample_memory: costs some percent of its time.
 
         Raises:
             RuntimeError: it failed.
@@ -124,33 +123,34 @@ class Chain:
         ]
         environment = {**os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "COLUMNS": "120"}
         with open(self.folder / "log", "wb") as log:
-            begun, before = time.perf_counter(), _children_seconds()
+            start, cpu_before = time.perf_counter(), _children_seconds()
             process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment)
-            with Sampler(process.pid) if look else nullcontext() as sampler:
+            sampler = MemorySampler(process.pid, proportional_bytes, SAMPLE_SECONDS)
+            with sampler if sample_memory else nullcontext():
                 code = process.wait()
-            seconds, cpu = time.perf_counter() - begun, _children_seconds() - before
+            seconds, cpu_seconds = time.perf_counter() - start, _children_seconds() - cpu_before
         if code != 0:
             raise RuntimeError(f"{' '.join(arguments)} ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
-        return Run(seconds, cpu, sampler.peak if sampler else 0)
+        return Run(seconds, cpu_seconds, sampler.peak)
 
     def session(self) -> Session:
-        """The manifest, opened."""
+        """Open the manifest."""
         return open_session(str(self.manifest), [], str(self.store))
 
     def kept(self) -> int:
-        """Documents that came through all steps."""
+        """Count documents that all steps kept."""
         session = self.session()
         steps = [stage for stage, node in session.plan.items() if node.stage.judges]
         kept: int = session.folder(steps[-1]).manifest()["summary"]["counts"]["kept"]
         return kept
 
     def stage_seconds(self) -> dict[str, float]:
-        """What each stage's record says that it took."""
+        """Return each stage's recorded seconds."""
         session = self.session()
         return {stage: session.folder(stage).manifest()["seconds"] for stage in session.plan}
 
     def files(self) -> tuple[int, int]:
-        """How many files the outputs have, and their bytes."""
+        """Return the number of the outputs' files, and their bytes."""
         sizes = [
             entry["bytes"]
             for _, folder in self.session().store.outputs()
@@ -159,43 +159,9 @@ class Chain:
         return len(sizes), sum(sizes)
 
 
-class Sampler:
-    """Looks at the memory of a process and of all that it has started, every SAMPLE_SECONDS.
-
-    Attributes:
-        peak: bytes.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.peak = 0
-        self._pid, self._ended = pid, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._ended.wait(SAMPLE_SECONDS):
-            self.peak = max(self.peak, sum(map(resident_bytes, process_tree(self._pid))))
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory of a process, of what it has in common with others its share; 0 where it has ended."""
-    try:
-        usage = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in usage.splitlines() if line.startswith("Pss:")), 0)
-
-
 def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def write_chain(
@@ -206,38 +172,34 @@ def write_chain(
     Args:
         folder: receives it, its store and Prefect's database.
         corpus: raw JSONL.
-        models: what judges and encodes.
-        settings: the steps in their order, each with its section; what they load is added.
-        packed: whether it ends with packed shards; else with the documents that are kept, as JSON lines.
+        models: of the steps.
+        settings: the steps in their order, each with its section; models are added.
+        packed: if true, it ends with packed shards; else with the kept documents, as JSON lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    loads: dict[str, Any] = {
+    models_of: dict[str, Any] = {
         "langid": {"model": str(models.language)},
         "quality": {"classifier": {"model": str(models.classifier)}},
     }
-    ends: dict[str, Any] = (
-        {
-            "tokenizer": {"path": str(models.tokenizer)},
-            "mix": {"tokens": int(corpus.text_bytes * TOKENS_PER_BYTE), "sequence_length": 1024},
-        }
-        if packed
-        else {"documents": {"format": "jsonl"}}
-    )
-    manifest = {
+    manifest: dict[str, Any] = {
         "name": "chain",
         "seed": 1,
         "sources": {"web": {"path": str(corpus.folder / "*.jsonl"), "metadata_fields": [], "max_epochs": 4}},
-        "prepare": [{step: {**section, **loads.get(step, {})}} for step, section in settings.items()],
+        "prepare": [{step: {**section, **models_of.get(step, {})}} for step, section in settings.items()],
         "engine": {"workers": WORKERS},
-        **ends,
     }
+    if packed:
+        manifest["tokenizer"] = {"path": str(models.tokenizer)}
+        manifest["mix"] = {"tokens": int(corpus.text_bytes * TOKENS_PER_BYTE), "sequence_length": 1024}
+    else:
+        manifest["documents"] = {"format": "jsonl"}
     path = folder / "chain.yaml"
     path.write_text(yaml.safe_dump(manifest, sort_keys=False))
     return Chain(path, folder)
 
 
 def make_models(folder: Path) -> Models | None:
-    """Train a tokenizer and a classifier, unless they are there; None without a language model."""
+    """Train a tokenizer and a classifier, unless they exist; None without a language model."""
     from gristmill.dataprep.quality.classifier import as_line, train
     from gristmill.mixtures.steps.quality import Classifier
 
@@ -260,13 +222,13 @@ def make_models(folder: Path) -> Models | None:
 
 
 def train_tokenizer(texts: Iterable[str], path: Path) -> None:
-    """A byte-level BPE with GPT-2's pattern."""
+    """Train a byte-level BPE with GPT-2's pattern."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
             vocab_size=VOCABULARY,
@@ -275,4 +237,4 @@ def train_tokenizer(texts: Iterable[str], path: Path) -> None:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
     )
-    made.save(str(path))
+    tokenizer.save(str(path))

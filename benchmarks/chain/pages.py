@@ -1,7 +1,7 @@
-"""Pages of JSONL for whole chains: real text, each piece once, with the rejects of a crawl besides.
+"""Pages of JSONL for whole chains: real text, each piece once, and the rejects of a crawl.
 
-Page k is a function of k, and of the packages that are installed: most are documentation and sources of theirs; a tenth are near
-copies of an earlier page, some are equal to one, and of every rule and language there are some that it drops.
+Page k is a function of k and of the installed packages: most are their documentation and sources; a tenth are near
+copies of an earlier page, some equal one, and every rule and the language step drop some.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.installed_texts import pages
+from benchmarks import installed_texts
 
 FILE_DOCUMENTS = 5000
-"""Pages of a file: 15 MB."""
+"""Pages of a file, of 15 MB."""
 MOST_EDITS = 6
-"""Words that are replaced in a near copy."""
+"""Most words that are replaced in a near copy."""
 KINDS = {
     "prose": 0.78,
     "near copy": 0.1,
@@ -45,8 +45,8 @@ class Corpus:
     """Files of pages.
 
     Attributes:
-        folder: where they lie, and nothing else.
-        documents: how many.
+        folder: of the files alone.
+        documents: number of pages.
         text_bytes: of their texts (UTF-8).
     """
 
@@ -56,42 +56,42 @@ class Corpus:
 
 
 def write_corpus(folder: Path, documents: int) -> Corpus:
-    """Write pages 0 to documents - 1, unless they are there."""
-    done = folder.with_suffix(".json")
-    if not done.exists():
+    """Write pages 0 to documents - 1, unless they exist."""
+    record = folder.with_suffix(".json")
+    if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        made, text_bytes = Pages(documents), 0
+        pages, text_bytes = Pages(documents), 0
         for first in range(0, documents, FILE_DOCUMENTS):
             with open(folder / f"{first // FILE_DOCUMENTS:05d}.jsonl", "w", encoding="utf-8") as sink:
                 for number in range(first, min(first + FILE_DOCUMENTS, documents)):
-                    text = made.text(number)
+                    text = pages.text(number)
                     text_bytes += len(text.encode())
                     sink.write(json.dumps({"id": str(number), "text": text}, ensure_ascii=False) + "\n")
-        done.write_text(json.dumps({"documents": documents, "text_bytes": text_bytes}))
-    return Corpus(folder, **json.loads(done.read_text()))
+        record.write_text(json.dumps({"documents": documents, "text_bytes": text_bytes}))
+    return Corpus(folder, **json.loads(record.read_text()))
 
 
 def remove_corpus(corpus: Corpus) -> None:
-    """Make room."""
+    """Remove a corpus."""
     shutil.rmtree(corpus.folder)
     corpus.folder.with_suffix(".json").unlink()
 
 
 class Pages:
-    """Makes pages 0 to documents - 1."""
+    """Pages 0 to documents - 1."""
 
     def __init__(self, documents: int) -> None:
-        self._pieces = pages(documents)
+        self._pieces = installed_texts.pages(documents)
 
     def text(self, number: int) -> str:
-        """The text of a page."""
+        """Return the text of a page."""
         kind, source = kind_of(number), random.Random(number)
         if kind in ("near copy", "copy"):
             original = self.text(source.randrange(number))
             return edited(original, source) if kind == "near copy" else original
         if kind == "list":
             words = self._pieces[number].split()
-            return "\n".join(" ".join(words[at : at + 3]) for at in range(0, len(words), 3))
+            return "\n".join(" ".join(words[start : start + 3]) for start in range(0, len(words), 3))
         if kind == "repeated":
             return "\n".join([self._pieces[number].split("\n")[0]] * source.randint(3, 12))
         if kind == "other language":
@@ -103,13 +103,14 @@ class Pages:
 
 
 def kind_of(number: int) -> str:
-    """What kind a page is of; the first is prose."""
-    (kind,) = random.Random(f"kind of {number}").choices(list(KINDS), list(KINDS.values())) if number else ("prose",)
-    return kind
+    """Return the kind of a page; the first is prose."""
+    if number == 0:
+        return "prose"
+    return random.Random(f"kind of {number}").choices(list(KINDS), list(KINDS.values()))[0]
 
 
 def edited(text: str, source: random.Random) -> str:
-    """A near copy: some words are others."""
+    """Return a near copy: some words are replaced."""
     lines = [line.split(" ") for line in text.split("\n")]
     for _ in range(source.randint(1, MOST_EDITS)):
         line = source.choice(lines)

@@ -1,8 +1,8 @@
 """The chain as datatrove runs it, by the interpreter that has it: `python peer_datatrove.py SETTINGS.json`.
 
 Nothing of gristmill is imported. Its executor has one task per input file and two workers; MinHash is its four steps.
-A step that writes ids down stands behind the rules and at the end, for comparing verdicts. The last line of the output
-is JSON: the seconds of each step.
+A step after the rules and at the end writes ids, to compare verdicts. The last line of the output is JSON: the seconds
+of each step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from datatrove.pipeline.writers.jsonl import JsonlWriter
 
 
 class WriteIds(PipelineStep):
-    """Passes documents on, and writes their ids into `FOLDER/RANK.ids`."""
+    """Step that passes documents on, and writes their ids into `FOLDER/RANK.ids`."""
 
     name = "ids"
 
@@ -49,8 +49,8 @@ class WriteIds(PipelineStep):
 
 
 class Classifier(BaseFilter):
-    """What datatrove's FastTextClassifierFilter does of a whole document, which wants a build of fastText that is not
-    the one here: 0.9.3 has a `predict` that fails on NumPy 2, and beneath it one that does not."""
+    """Equivalent of datatrove's FastTextClassifierFilter for whole documents, which needs another build of fastText:
+    `predict` of 0.9.3 fails on NumPy 2, and the function beneath it does not."""
 
     name = "fastText"
 
@@ -60,7 +60,7 @@ class Classifier(BaseFilter):
         self._model: Any = None
 
     def filter(self, doc: Any) -> bool:
-        """Whether the label has a score that is high enough."""
+        """Return True if the label's score is high enough."""
         if self._model is None:
             import fasttext
 
@@ -122,14 +122,14 @@ def main(settings: dict[str, Any]) -> None:
     }
     seconds = {}
     for name, (pipeline, number) in steps.items():
-        begun = time.perf_counter()
+        start = time.perf_counter()
         LocalPipelineExecutor(
             pipeline,
             tasks=number,
             workers=min(settings["workers"], number),
             logging_dir=str(out / "logs" / name.replace(" ", "-")),
         ).run()
-        seconds[name] = time.perf_counter() - begun
+        seconds[name] = time.perf_counter() - start
     print(json.dumps(seconds), flush=True)
 
 

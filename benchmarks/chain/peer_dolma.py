@@ -1,5 +1,5 @@
-"""Taggers for Dolma's toolkit, which imports this file: its own for fastText name a model by its address, these by a
-file. Nothing of gristmill is imported.
+"""Taggers for Dolma's toolkit, which imports this file: its own taggers for fastText name a model by an address, these
+by a file. Nothing of gristmill is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dolma.core.ft_tagger import BaseFastTextTagger, Prediction
 from dolma.taggers.language import FastTextEnglishOnlyLanguageDocumentTagger
 
 LANGUAGE_MODEL, CLASSIFIER = "BENCH_LANGUAGE_MODEL", "BENCH_CLASSIFIER"
-"""Variables of the environment that name files."""
+"""Environment variables that name files."""
 
 
 @add_tagger("english")
@@ -24,13 +24,13 @@ class English(FastTextEnglishOnlyLanguageDocumentTagger):
 
 @add_tagger("classifier")
 class Classifier(BaseFastTextTagger):
-    """What Dolma's taggers of quality do: all labels of the whole text."""
+    """Tagger of all labels of the whole text, as Dolma's taggers of quality."""
 
     def __init__(self) -> None:
         super().__init__(model_path=os.environ[CLASSIFIER], model_mode=self.DOCUMENT_LEVEL_TAGGER)
 
     def predict_slice(self, text_slice: Any) -> list[Prediction]:
-        """Every label with its score."""
+        """Return every label with its score."""
         labels, scores = self.classifier.predict(" ".join(text_slice.text.split()), k=-1)
         return [
             Prediction(label.removeprefix("__label__"), float(score))

@@ -1,7 +1,7 @@
-"""Other whole chains, each run by an interpreter that has it, and what of our chain does the same.
+"""Other whole chains, each run by an interpreter that has it, and the same steps of our chain.
 
 `make peers` makes an environment for each in build/peers (GRISTMILL_BENCH_PEERS names another folder), for their pins
-conflict with ours and with each other's. What is installed beside gristmill, as datatrove is with the extra `bench`,
+conflict with ours and with each other's. A peer that is installed beside gristmill, as datatrove by the extra `bench`,
 needs none.
 """
 
@@ -38,9 +38,9 @@ from benchmarks.checkout import ROOT
 
 VARIABLE = "GRISTMILL_BENCH_PEERS"
 BANDS, ROWS, NGRAM = 14, 8, 5
-"""Of MinHash, on all sides."""
+"""Parameters of MinHash on all sides."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-"""Where there is a process per core."""
+"""Environment of peers that have a process per core."""
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -48,17 +48,17 @@ OFFLINE = {
     "PIP_NO_INDEX": "1",
     "UV_OFFLINE": "1",
 }
-"""Data-Juicer would install what it lacks while it runs."""
+"""Environment without downloads: Data-Juicer installs missing packages during its run."""
 GOPHER: Mapping[str, Any] = {"rules": ["gopher_repetition", "gopher_quality"]}
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a peer did.
+    """Work of a peer.
 
     Attributes:
         seconds: of each step.
-        kept: documents that are left.
+        kept: documents that it kept.
     """
 
     seconds: dict[str, float]
@@ -67,15 +67,15 @@ class Done:
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else's chain.
+    """Chain of another project.
 
     Attributes:
         name: of its folder below VARIABLE, and in rows.
-        module: that it is imported as.
-        does: what of the chain it does.
-        same: the steps of ours that do the same, with their sections.
-        packed: whether it ends with tokens; else with the documents that it keeps.
-        work: given its interpreter, the corpus, the models and a folder, does it.
+        module: of its package.
+        does: its part of the chain, in words.
+        same: the same steps of ours, with their sections.
+        packed: True if it ends with tokens, False if with the documents that it keeps.
+        work: (interpreter, corpus, models, folder) -> its work.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Peer:
     work: Callable[[str, Corpus, Models, Path], Done]
 
     def interpreter(self) -> str | None:
-        """The Python that has it, or None."""
+        """Return the Python that has it, or None."""
         own = Path(os.environ.get(VARIABLE) or ROOT / "build" / "peers") / self.name / "bin" / "python"
         if own.exists():
             return str(own)
@@ -94,11 +94,11 @@ class Peer:
 
 
 class PeerError(RuntimeError):
-    """A peer failed; the message has the end of what it printed."""
+    """A peer failed; the message has the end of its output."""
 
 
 def call(command: Sequence[str], folder: Path, **environment: str) -> str:
-    """Run a command of a peer in a folder, and return what it printed.
+    """Run a command of a peer in a folder, and return its output.
 
     Raises:
         PeerError: it failed.
@@ -112,26 +112,26 @@ def call(command: Sequence[str], folder: Path, **environment: str) -> str:
         check=False,
         env={**os.environ, **ONE_THREAD, **OFFLINE, **own, **environment},
     )
-    said = done.stdout.decode(errors="replace")
-    (folder / "log").write_text(said)
+    output = done.stdout.decode(errors="replace")
+    (folder / "log").write_text(output)
     if done.returncode != 0:
-        last = [line for line in said.splitlines() if line.strip()][-3:]
+        last = [line for line in output.splitlines() if line.strip()][-3:]
         raise PeerError(f"{Path(command[0]).name} ended with {done.returncode}: {' / '.join(last)[-300:]}")
-    return said
+    return output
 
 
 def timed(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each step."""
+    """Run steps; returns the seconds of each."""
     seconds = {}
     for name, step in steps.items():
-        begun = time.perf_counter()
+        start = time.perf_counter()
         step()
-        seconds[name] = time.perf_counter() - begun
+        seconds[name] = time.perf_counter() - start
     return seconds
 
 
 def by_datatrove(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """All of the chain; what its verdicts are lies in the folder then."""
+    """Run all of the chain; leaves its verdicts in the folder."""
     settings = {
         "out": str(folder),
         "corpus": str(corpus.folder),
@@ -145,13 +145,13 @@ def by_datatrove(python: str, corpus: Corpus, models: Models, folder: Path) -> D
     }
     path = folder / "settings.json"
     path.write_text(json.dumps(settings))
-    printed = call([python, str(Path(__file__).with_name("peer_datatrove.py")), str(path)], folder)
-    seconds: dict[str, float] = json.loads(printed.splitlines()[-1])
+    output = call([python, str(Path(__file__).with_name("peer_datatrove.py")), str(path)], folder)
+    seconds: dict[str, float] = json.loads(output.splitlines()[-1])
     return Done(seconds, sum(len(file.read_text().split()) for file in (folder / "kept-ids").glob("*.ids")))
 
 
 def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """Dolma's taggers, its Bloom filter for equal texts, its mixer, which drops by what they say, and its tokenizer."""
+    """Run Dolma's taggers, its Bloom filter for equal texts, its mixer, which drops by their results, and its tokenizer."""
     documents, dolma = folder / "documents", [python, "-m", "dolma.cli"]
     documents.mkdir()
     for file in sorted(corpus.folder.glob("*.jsonl")):  # it reads compressed files only
@@ -185,35 +185,19 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     }
     for name, config in configs.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    judged = [
-        "--experiment",
-        "judged",
-        "--taggers",
-        "gopher_v1",
-        "c4_v2",
-        "english",
-        "classifier",
-        "--tagger_modules",
-        str(Path(__file__).with_name("peer_dolma.py")),
-    ]
-    tokenizer = [
-        "--tokenizer.name_or_path",
-        str(models.tokenizer),
-        "--tokenizer.eos_token_id",
-        "0",
-        "--dtype",
-        "uint16",
-        "--destination",
-        str(folder / "tokens"),
-    ]
-    loads = {"BENCH_LANGUAGE_MODEL": str(models.language), "BENCH_CLASSIFIER": str(models.classifier)}
+    taggers = ["gopher_v1", "c4_v2", "english", "classifier"]
+    own_taggers = str(Path(__file__).with_name("peer_dolma.py"))
+    tag = ["--experiment", "judged", "--taggers", *taggers, "--tagger_modules", own_taggers]
+    tokenizer = ["--tokenizer.name_or_path", str(models.tokenizer), "--tokenizer.eos_token_id", "0"]
+    tokens = [*tokenizer, "--dtype", "uint16", "--destination", str(folder / "tokens")]
+    model_files = {"BENCH_LANGUAGE_MODEL": str(models.language), "BENCH_CLASSIFIER": str(models.classifier)}
     seconds = timed(
         {
-            "tag": lambda: call([*dolma, "tag", "--documents", sources, *judged, *processes], folder, **loads),
+            "tag": lambda: call([*dolma, "tag", "--documents", sources, *tag, *processes], folder, **model_files),
             "dedupe": lambda: call([*dolma, "-c", str(folder / "dedupe.yaml"), "dedupe"], folder),
             "mix": lambda: call([*dolma, "-c", str(folder / "mix.yaml"), "mix"], folder),
             "tokens": lambda: call(
-                [*dolma, "tokens", "--documents", f"{folder}/mixed/*.gz", *tokenizer, *processes], folder
+                [*dolma, "tokens", "--documents", f"{folder}/mixed/*.gz", *tokens, *processes], folder
             ),
         }
     )
@@ -225,10 +209,10 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
 
 
 def dolma_drops() -> str:
-    """What Dolma's mixer drops: Gopher's rules (Rae et al. 2021, table A1) by its tagger's names, the two of C4 that
-    are about a document, other languages, little quality, and a text that was there before.
+    """Return the condition by which Dolma's mixer drops: Gopher's rules (Rae et al. 2021, table A1) by its tagger's
+    names, C4's two rules for documents, other languages, low quality, and repeated texts.
     """
-    bounds = {
+    bounds: dict[str, tuple[float | None, float | None]] = {
         "word_count": (50, 100_000),
         "median_word_length": (3, 10),
         "required_word_count": (2, None),
@@ -238,25 +222,19 @@ def dolma_drops() -> str:
         "fraction_of_lines_ending_with_ellipsis": (None, 0.3),
         "fraction_of_duplicate_lines": (None, 0.3),
         "fraction_of_characters_in_duplicate_lines": (None, 0.2),
-        **{
-            f"fraction_of_characters_in_most_common_{n}grams": (None, most)
-            for n, most in ((2, 0.2), (3, 0.18), (4, 0.16))
-        },
-        **{
-            f"fraction_of_characters_in_duplicate_{n}grams": (None, most)
-            for n, most in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
-        },
     }
-    columns = {f"gopher_v1__{name}": found for name, found in bounds.items()} | {
-        "english__en": (ENGLISH["threshold"], None),
-        "classifier__positive": (MIN_QUALITY, None),
-    }
-    drops = [
-        f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {bound}"
-        for name, found in columns.items()
-        for sign, bound in zip("<>", found, strict=True)
-        if bound is not None
-    ]
+    for n, most in ((2, 0.2), (3, 0.18), (4, 0.16)):
+        bounds[f"fraction_of_characters_in_most_common_{n}grams"] = (None, most)
+    for n, most in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1)):
+        bounds[f"fraction_of_characters_in_duplicate_{n}grams"] = (None, most)
+    columns = {f"gopher_v1__{name}": limits for name, limits in bounds.items()}
+    columns["english__en"] = (ENGLISH["threshold"], None)
+    columns["classifier__positive"] = (MIN_QUALITY, None)
+    drops = []
+    for name, limits in columns.items():
+        for sign, limit in zip("<>", limits, strict=True):
+            if limit is not None:
+                drops.append(f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {limit}")
     drops += [
         f".attributes.{name} != null"
         for name in ("judged__c4_v2__has_curly_brace", "judged__c4_v2__has_lorem_ipsum", "equal")
@@ -265,7 +243,7 @@ def dolma_drops() -> str:
 
 
 def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """The filters of Data-Juicer's recipe for C4 (`redpajama-c4-refine.yaml`), without models, and its MinHash."""
+    """Run the filters of Data-Juicer's recipe for C4 (`redpajama-c4-refine.yaml`), without models, and its MinHash."""
     minhash = {
         "tokenization": "space",
         "window_size": NGRAM,
@@ -302,41 +280,16 @@ def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) ->
 
 
 def by_text_dedup(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """text-dedup's MinHash."""
-    command = [
-        python,
-        "-m",
-        "text_dedup.minhash",
-        "--path",
-        "json",
-        "--data_files",
-        f"{corpus.folder}/*.jsonl",
-        "--split",
-        "train",
-        "--cache_dir",
-        str(folder / "cache"),
-        "--output",
-        str(folder / "out"),
-        "--column",
-        "text",
-        "--ngram",
-        str(NGRAM),
-        "--num_perm",
-        str(BANDS * ROWS),
-        "--b",
-        str(BANDS),
-        "--r",
-        str(ROWS),
-        "--num_proc",
-        str(WORKERS),
-        "--batch_size",
-        "10000",
-    ]
+    """Run text-dedup's MinHash."""
+    command = [python, "-m", "text_dedup.minhash", "--path", "json", "--data_files", f"{corpus.folder}/*.jsonl"]
+    command += ["--split", "train", "--cache_dir", str(folder / "cache"), "--output", str(folder / "out")]
+    command += ["--column", "text", "--ngram", str(NGRAM), "--num_perm", str(BANDS * ROWS)]
+    command += ["--b", str(BANDS), "--r", str(ROWS), "--num_proc", str(WORKERS), "--batch_size", "10000"]
     seconds = timed({"minhash": lambda: call(command, folder)})
-    found = re.search(r"After\s+: (\d+)", (folder / "log").read_text())
-    if found is None:
-        raise PeerError(f"it does not say how many documents are left; see {folder / 'log'}")
-    return Done(seconds, int(found[1]))
+    kept = re.search(r"After\s+: (\d+)", (folder / "log").read_text())
+    if kept is None:
+        raise PeerError(f"its output has no number of kept documents; see {folder / 'log'}")
+    return Done(seconds, int(kept[1]))
 
 
 PEERS = (
@@ -374,12 +327,7 @@ PEERS = (
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder."""
+    """Return an emptied folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-
-def described(seconds: Mapping[str, float]) -> str:
-    """Seconds of each step, in words."""
-    return ", ".join(f"{name} {each:.0f} s" for name, each in seconds.items())

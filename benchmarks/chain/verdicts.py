@@ -1,4 +1,4 @@
-"""Whose documents are kept: ours and datatrove's of the same corpus, document by document."""
+"""Verdicts on the documents of a corpus, ours and datatrove's."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from benchmarks.chain.pages import FILE_DOCUMENTS
 from gristmill.dataprep.documents import combine_annotations, read_annotations, read_table, shard_names
 from gristmill.flows.questions.find_documents import committed_inputs
 
-STEPS = ("filter", "dedup", "langid", "quality")
-
 
 @dataclass(frozen=True)
 class Kept:
-    """What a side kept of n documents.
+    """Verdicts of a side on n documents.
 
     Attributes:
-        ruled: bool of shape (n,): what the rules kept.
-        alike: bool of shape (n,): of these, what has a duplicate among them.
-        last: bool of shape (n,): what came through the whole chain.
-        reasons: per document the rule that dropped it, or None; only of ours.
+        ruled: bool, (n,): kept by the rules.
+        alike: bool, (n,): kept by the rules, with a duplicate among these.
+        last: bool, (n,): kept by the whole chain.
+        reasons: rule that dropped each document, or None; only of ours.
     """
 
     ruled: np.ndarray
@@ -34,17 +32,17 @@ class Kept:
     reasons: np.ndarray
 
 
-def nothing(documents: int) -> Kept:
-    """Before anything is known."""
+def no_verdicts(documents: int) -> Kept:
+    """Return verdicts that keep nothing."""
     ruled, alike, last = (np.zeros(documents, bool) for _ in range(3))
     return Kept(ruled, alike, last, np.full(documents, None))
 
 
-def ours(chain: Chain, documents: int) -> Kept:
-    """Ours, from the annotations of a finished run."""
+def our_verdicts(chain: Chain, documents: int) -> Kept:
+    """Read our verdicts from the annotations of a finished run."""
     session = chain.session()
     inputs = committed_inputs(session, session.plan)
-    kept = nothing(documents)
+    kept = no_verdicts(documents)
     for shard in shard_names(inputs["ingest"]):
         table = read_table(inputs["ingest"] / shard, ["id", "locator"])
         numbers = np.array([_number(locator) for locator in table["locator"].to_pylist()])
@@ -59,14 +57,14 @@ def ours(chain: Chain, documents: int) -> Kept:
 
 
 def _number(locator: str) -> int:
-    """The page's number: its locator is its file and its line there, counted from 1."""
+    """Return a page's number; its locator is its file and its line, counted from 1."""
     file, _, place = locator.rpartition("#")
     return int(Path(file).stem) * FILE_DOCUMENTS + int(place) - 1
 
 
-def datatroves(out: Path, documents: int) -> Kept:
-    """datatrove's, from the ids that its pipeline wrote down and the clusters of its third step of MinHash."""
-    kept = nothing(documents)
+def datatrove_verdicts(out: Path, documents: int) -> Kept:
+    """Read datatrove's verdicts from the ids of its pipeline and the clusters of its third step of MinHash."""
+    kept = no_verdicts(documents)
     for file in sorted((out / "ruled-ids").glob("*.ids")):
         ids = _read_ids(file)
         kept.ruled[ids] = True
@@ -84,43 +82,47 @@ def _read_ids(file: Path) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How two sides agree, in shares of the documents, and what of the difference is known.
+    """Agreement of two sides, in shares of documents.
 
     Attributes:
         rules: of all documents, those with the same verdict of the rules.
-        alike: of those that both sides' rules kept, those that have a duplicate on both sides or on neither.
-        numbers: kept at the end by us and by them.
-        last: of all documents, those that both sides keep in the end, or neither; one member of a cluster is as good
-            as another.
-        why: in words.
+        alike: of those that both sides' rules kept, those with a duplicate on both sides or on neither.
+        kept: of all documents, those that both sides keep in the end, or neither; members of a cluster are
+            interchangeable.
+        kept_by_us, kept_by_peer: numbers of documents kept in the end.
+        differences: in words.
     """
 
     rules: float
     alike: float
-    last: float
-    numbers: tuple[int, int]
-    why: str
+    kept: float
+    kept_by_us: int
+    kept_by_peer: int
+    differences: str
 
 
-def compare(mine: Kept, theirs: Kept) -> Agreement:
+def compare(ours: Kept, peer: Kept) -> Agreement:
     """Compare two sides."""
-    both = mine.ruled & theirs.ruled
-    differ = np.flatnonzero(mine.ruled != theirs.ruled)
-    by_rule = Counter(str(mine.reasons[row] or "kept by us") for row in differ)
-    alike = (mine.alike == theirs.alike)[both]
-    # Of a cluster each side keeps one, and not the same one.
-    survivors = (mine.last != theirs.last) & both & mine.alike & theirs.alike
-    same = (mine.last == theirs.last) | survivors
-    why = [
-        f"rules differ on {len(differ)} documents"
-        + (f" ({', '.join(f'{rule} {number}' for rule, number in by_rule.most_common(3))})" if by_rule else ""),
-        f"duplicates on {int((~alike).sum())} (hashes of other seeds and shingles)",
+    both_ruled = ours.ruled & peer.ruled
+    differing = np.flatnonzero(ours.ruled != peer.ruled)
+    by_rule = Counter(str(ours.reasons[row] or "kept by us") for row in differing)
+    same_alike = (ours.alike == peer.alike)[both_ruled]
+    # Each side keeps one member of a cluster, and not the same one.
+    survivors = (ours.last != peer.last) & both_ruled & ours.alike & peer.alike
+    same_last = (ours.last == peer.last) | survivors
+    rules = f"rules differ on {len(differing)} documents"
+    if by_rule:
+        rules += f" ({', '.join(f'{rule} {number}' for rule, number in by_rule.most_common(3))})"
+    differences = [
+        rules,
+        f"duplicates on {int((~same_alike).sum())} (hashes of other seeds and shingles)",
         f"{int(survivors.sum())} are a cluster's survivor on one side, for which the other kept another member",
     ]
     return Agreement(
-        1 - len(differ) / len(both),
-        float(alike.mean()),
-        float(same.mean()),
-        (int(mine.last.sum()), int(theirs.last.sum())),
-        "; ".join(why),
+        rules=1 - len(differing) / len(both_ruled),
+        alike=float(same_alike.mean()),
+        kept=float(same_last.mean()),
+        kept_by_us=int(ours.last.sum()),
+        kept_by_peer=int(peer.last.sum()),
+        differences="; ".join(differences),
     )

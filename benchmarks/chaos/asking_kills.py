@@ -1,8 +1,8 @@
 """`gristmill bench chaos_asking`: stages that ask a model are killed at any of their requests to a bad endpoint.
 
-Each attempt at a stage is ended at the n-th request that it makes, drawn by hash, before its answer or behind it; the
-last one is let through. Then the stage has the bytes of a run whose endpoint never failed, no request of which the
-answer was kept was made again, and no answer is kept twice.
+Each attempt at a stage is killed at its n-th request, drawn by hash, before the answer or after it; the last one is
+not. Then the stage has the bytes of a run whose endpoint never failed, no request with a kept answer was repeated, and
+no answer is kept twice.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import random
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.bad_endpoint import TIMEOUT_SECONDS, BadEndpoint, kept_answers
-from benchmarks.chaos.chaos import do_points, rows_of
+from benchmarks.chaos.chaos import Result, disturb, rows_of
 from benchmarks.chaos.fuse import Fuse, burn_at, new_log
 from benchmarks.chaos.kills import (
     ATTEMPTS_IN_CHAIN,
@@ -30,15 +29,16 @@ from benchmarks.chaos.kills import (
     carriers,
     draw,
     still_running,
-    wrong_end,
+    wrong_kill,
 )
 from benchmarks.chaos.network import serving
 from benchmarks.chaos.project import MODIFIED_AT, json_lines, prose
-from benchmarks.chaos.undisturbed import Undisturbed, finish, start
+from benchmarks.chaos.undisturbed import Undisturbed, finish, start, wrong_code
+from benchmarks.measuring import Row
 from gristmill.flows.running.fork_server import Forked
 
 AT_ONCE = 4
-"""Requests on their way: so many may be asked for again after a kill."""
+"""Concurrent requests, all of which may be repeated after a kill."""
 ENDPOINT = "http://127.0.0.1:9/v1"
 MODEL = (
     f'{{endpoint: "{ENDPOINT}", model: writer, concurrency: {AT_ONCE}, timeout_seconds: {TIMEOUT_SECONDS}, '
@@ -69,47 +69,48 @@ examples:
     max_quarantined: 0.5
 """
 STAGES = ("generate", "judge", "examples-revised", "examples-compared")
-"""What asks; of the example's sets one has a judge for its reward, and one a judge of pairs."""
+"""Stages that ask; of the sets of examples one has a judge for its reward, and one a judge of pairs."""
 ASKED = {
     "generate": ["sources.taught.generate.model"],
     "judge": ["prepare.0.judge.model"],
     "examples-revised": ["examples.revised.model", "examples.revised.rewards.0.model"],
     "examples-compared": ["examples.compared.model", "examples.compared.compare.model"],
 }
-"""Stage -> the models of the manifest that it asks."""
+"""Stage -> models of the manifest that it asks."""
 WAYS = tuple(kill for kill in KILLS if kill.role == "any")
 NOTHING_TWICE = "nothing asked twice whose answer was kept, no answer kept twice"
 
 
-def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[dict[str, Any]]:
-    """Kill the stages that ask, and yield a row for all kills and one for each way to kill; see `chaos.rows`."""
-    work = Path(tempfile.mkdtemp(prefix="gristmill-chaos-")) if folder is None else folder
-    run = undisturbed_run(work)
-    chains = {
-        f"asking {number}: {stage}": partial(run_chain, run, stage, number, seed, work)
-        for number in range(-(-points // KILLS_IN_CHAIN))
-        for stage in (STAGES[number % len(STAGES)],)
-    }
-    results = do_points(chains, work / f"asking-{seed}.jsonl", at_once)
-    if folder is None and not any(result["wrong"] for result in results):
-        shutil.rmtree(work)
+def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[Row]:
+    """Kill the stages that ask; arguments as of `chaos.rows`."""
+    results = disturb(partial(all_points, points, seed), f"asking-{seed}", folder, at_once)
     yield from rows_of(
         "asking: identical_after_kill",
         f"every byte as in the run that nothing disturbed, {NOTHING_TWICE}",
-        [(f"asking: {way.name}", way.promised) for way in WAYS],
+        {f"asking: {way.name}": way.promised for way in WAYS},
         results,
     )
 
 
+def all_points(points: int, seed: int, work: Path) -> dict[str, Callable[[], Result]]:
+    """Return all chains of kills by name."""
+    run = undisturbed_run(work)
+    chains = {}
+    for number in range(-(-points // KILLS_IN_CHAIN)):
+        stage = STAGES[number % len(STAGES)]
+        chains[f"asking {number}: {stage}"] = partial(run_chain, run, stage, number, seed, work)
+    return chains
+
+
 def undisturbed_run(folder: Path) -> Undisturbed:
-    """The run of the project that asks, whose endpoint answers each request at once and well."""
+    """Run the project that asks, with an endpoint that answers each request at once and correctly."""
     project = folder / "asking"
     run = Undisturbed(project / "asking.yaml", folder / "clean-asking", folder / "changes-asking")
     if not run.manifest.exists():
         write_project(project)
     with serving(BadEndpoint()) as endpoint:
         endpoint.faulty = 0.0
-        run.finish([word for stage in STAGES for word in _asks(stage, endpoint)])
+        run.finish([word for stage in STAGES for word in _endpoint_settings(stage, endpoint)])
     return run
 
 
@@ -123,11 +124,11 @@ def write_project(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
-    (folder / "asking.yaml").write_text(MANIFEST)  # last: where it is, the project is whole
+    (folder / "asking.yaml").write_text(MANIFEST)  # last, as the mark of a whole project
 
 
 def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Kill attempt after attempt at a stage, let the last one through, and compare; see `kills.run_chain`."""
+    """Kill attempt after attempt at a stage, but not the last one, and compare; see `kills.run_chain`."""
     way = WAYS[int(draw(seed, number, "way") * len(WAYS))]
     store, kills, wrong = folder / f"asking-{number}", list[dict[str, Any]](), list[str]()
     shutil.rmtree(store, ignore_errors=True)
@@ -139,8 +140,8 @@ def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path
             for turn in range(ATTEMPTS_IN_CHAIN):
                 if len(kills) == KILLS_IN_CHAIN or wrong:
                     break
-                left = max(total - kept_answers(store).total(), AT_ONCE)
-                at = 1 + int(draw(seed, number, "place", turn) * left)
+                remaining = max(total - kept_answers(store).total(), AT_ONCE)
+                at = 1 + int(draw(seed, number, "place", turn) * remaining)
                 is_late = draw(seed, number, "late", turn) < 0.5
                 code, wrong = attempt(at, is_late)
                 if code is not None:
@@ -161,33 +162,32 @@ def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path
 def _attempt(
     run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, way: Kill, at: int = 0, is_late: bool = False
 ) -> tuple[int | None, list[str]]:
-    """Run the stage, and end it at a request; with which code it ended then, and what is not as promised."""
-    fuse = Fuse(str(run.folder_in(store, stage).path), new_log(store))  # which marks its processes, and never burns
+    """Run the stage, and kill it at a request; returns its code if it was killed, and sentences about broken promises."""
+    fuse = Fuse(str(run.folder_in(store, stage).path), new_log(store))  # marks its processes, and never burns
     kept, flow = kept_answers(store), list[int]()
     endpoint.begin(at, is_late, lambda: _end(way, flow[0], fuse.log))
-    started = start(run.arguments(store, stage, *_asks(stage, endpoint)), burn_at(fuse))
+    started = start(run.arguments(store, stage, *_endpoint_settings(stage, endpoint)), burn_at(fuse))
     assert isinstance(started.process, Forked)
     flow.append(started.process.begun())
     done = finish(started)
     wrong = still_running([fuse.log])
-    is_ended = 0 < at <= len(endpoint.asked)
-    if is_ended:
-        wrong += wrong_end(way, done.returncode, done.stdout, is_late)
-    elif done.returncode:
-        wrong.append(f"an attempt that nothing ended failed: {done.stdout[-300:]}")
-    again = {name for name in endpoint.asked if name in kept}
-    wrong += [f"{len(again)} requests were made again whose answers were kept"] if again else []
+    is_killed = 0 < at <= len(endpoint.asked)
+    if is_killed:
+        wrong += wrong_kill(way, done, is_late)
+    else:
+        wrong += wrong_code(done)
+    repeated = {name for name in endpoint.asked if name in kept}
+    wrong += [f"{len(repeated)} requests were made again whose answers were kept"] if repeated else []
     shutil.rmtree(Path(fuse.log).parent)
-    return done.returncode if is_ended else None, wrong
+    return done.returncode if is_killed else None, wrong
 
 
-def _asks(stage: str, endpoint: BadEndpoint) -> list[str]:
-    """Settings by which a stage asks an endpoint."""
+def _endpoint_settings(stage: str, endpoint: BadEndpoint) -> list[str]:
     return [word for place in ASKED[stage] for word in ("--set", f"{place}.endpoint={endpoint.address}")]
 
 
 def _end(way: Kill, flow: int, log: str) -> None:
-    """End a run from outside."""
+    """Kill a run from outside."""
     number = signal.SIGTERM if way.act == "terminate the flow" else signal.SIGKILL
     for process in sorted(carriers(log)) if way.act == "kill it and all above" else [flow]:
         with suppress(ProcessLookupError):
@@ -195,18 +195,16 @@ def _end(way: Kill, flow: int, log: str) -> None:
 
 
 def _compare(run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, kills: int) -> list[str]:
-    """What differs from the undisturbed run, and what was asked more often than kills explain."""
+    """Return differences from the undisturbed run, and requests that were repeated more often than kills explain."""
     kept = kept_answers(store)
     double = [name for name, count in kept.items() if count > 1]
     lost = [name for name in endpoint.answered if name not in kept]
-    again = endpoint.answered.total() - len(endpoint.answered)
-    return [
-        *run.differences(store, [stage]),
-        *([f"{len(double)} answers are kept twice"] if double else []),
-        *([f"{len(lost)} answers were lost"] if lost else []),
-        *(
-            [f"{again} requests were answered again after {kills} kills, {AT_ONCE} at a time"]
-            if again > kills * AT_ONCE
-            else []
-        ),
-    ]
+    repeated = endpoint.answered.total() - len(endpoint.answered)
+    wrong = run.differences(store, [stage])
+    if double:
+        wrong.append(f"{len(double)} answers are kept twice")
+    if lost:
+        wrong.append(f"{len(lost)} answers were lost")
+    if repeated > kills * AT_ONCE:
+        wrong.append(f"{repeated} requests were answered again after {kills} kills, {AT_ONCE} at a time")
+    return wrong

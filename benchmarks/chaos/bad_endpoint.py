@@ -1,7 +1,7 @@
-"""A chat endpoint that is slow, drops connections, refuses, cuts answers and talks nonsense; it knows what it has said.
+"""Chat endpoint that is slow, drops connections, refuses, cuts answers and talks nonsense, and records its answers.
 
-What it answers at last is a function of the request alone, and names it: so the kept answers say which requests they
-are of, and a run that is disturbed can be compared with one that is not.
+Its final answer is a function of the request alone, and names it: kept answers show their requests, and a disturbed run
+can be compared with an undisturbed one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmarks.chaos.network import Ending
 from gristmill.core.seeds import seeded_key
 
 FAULTS = ("drop", "429", "503", "half", "page") * 4 + ("hang",)
-"""A connection that is cut, two refusals, half a body, a page instead of JSON, nothing until the time limit."""
+"""A cut connection, two refusals, half a body, a page instead of JSON, no answer within the time limit."""
 FAULTY = 0.35
 NONSENSE = 0.08
-"""The share of judgements that are no JSON, or end in the midst of it: they are kept, and asked to be repaired."""
+"""Share of judgements that are not JSON, or cut: they are kept, and the model is asked to repair them."""
 TIMEOUT_SECONDS = 3.0
 SLOW_SECONDS = 0.02
-"""The most that any other answer waits."""
+"""Longest delay of any other answer."""
 NAME = re.compile(r"request-[0-9a-f]{24}")
 
 
@@ -36,12 +36,12 @@ class BadEndpoint(Ending):
     """The endpoint.
 
     Args:
-        seed: of which requests are spoilt, and how.
+        seed: of the faults.
 
     Attributes:
-        faulty: the share of requests that meet a fault.
-        asked: the names of the requests since `begin`, in their order.
-        answered: name -> how often it was given a whole answer.
+        faulty: share of requests with a fault.
+        asked: names of the requests since `begin`, in their order.
+        answered: name -> number of whole answers.
     """
 
     def __init__(self, *seed: int | str) -> None:
@@ -53,24 +53,24 @@ class BadEndpoint(Ending):
 
     @property
     def address(self) -> str:
-        """What a manifest names."""
+        """Address for a manifest."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def begin(self, at: int = 0, is_answered: bool = False, act: Callable[[], None] = lambda: None) -> None:
-        """Count requests from here.
+        """Count requests from now on.
 
         Args:
-            at: the request, counted from 1, at which something is done; 0 for none.
-            is_answered: whether it is answered before that, where no fault prevents it.
-            act: what is done.
+            at: request, counted from 1, at which `act` is called; 0 for none.
+            is_answered: True if it is answered before that, unless a fault prevents it.
+            act: called once.
         """
         with self.lock:
             self.asked: list[str] = []
             self.at, self.is_answered, self.act = at, is_answered, act
 
-    def draw(self, *what: int | str) -> float:
-        """A number in [0, 1) by hash."""
-        return seeded_key(*self.seed, *what) / 2**64
+    def draw(self, *key: int | str) -> float:
+        """Return a number in [0, 1) by hash."""
+        return seeded_key(*self.seed, *key) / 2**64
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,16 +78,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: BadEndpoint
 
     def handle_one_request(self) -> None:
-        """Wait for a request and answer it; whoever asks may be killed at any time."""
+        """Wait for a request and answer it; the client may be killed at any time."""
         try:
             super().handle_one_request()
         except ConnectionError:
             self.close_connection = True
 
     def do_POST(self) -> None:
-        """Answer, or not."""
-        content = self.rfile.read(size := int(self.headers["Content-Length"]))
-        if len(content) < size:  # whoever asked was killed
+        """Answer a request, or let it fail."""
+        size = int(self.headers["Content-Length"])
+        content = self.rfile.read(size)
+        if len(content) < size:  # the client was killed
             return
         name, server = name_of(content), self.server
         with server.lock:
@@ -128,61 +129,51 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(head.encode() + (body[: len(body) // 2] if fault == "half" else body))
 
     def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 def name_of(content: bytes) -> str:
-    """What a request is called by its answer."""
+    """Return the name of a request in its answer."""
     return f"request-{hashlib.sha256(content).hexdigest()[:24]}"
 
 
 def reply_to(content: bytes) -> str:
-    """The text of the answer to a request: what it asks for as far as a program can, by hash, with its name in it."""
+    """Return the text of the answer to a request: of the requested form, by hash, with the request's name in it."""
     body, name = json.loads(content), name_of(content)
-    asked = "\n".join(message["content"] for message in body["messages"])
-    wanted = next((key for key in ("better", "score") if f'"{key}"' in asked), None)
+    prompt = "\n".join(message["content"] for message in body["messages"])
     key = seeded_key("reply", name)
-    if wanted is None:
-        return f"{name} says that " + " ".join(WORDS[key >> 5 * at & 15] for at in range(12)) + "."
-    value: Any = _better(asked) if wanted == "better" else key % 6
-    text = json.dumps({"reason": name, wanted: value})
+    value: Any
+    if '"better"' in prompt:
+        field, value = "better", _better(prompt)
+    elif '"score"' in prompt:
+        field, value = "score", key % 6
+    else:
+        return f"{name} says that " + " ".join(WORDS[key >> 5 * place & 15] for place in range(12)) + "."
+    text = json.dumps({"reason": name, field: value})
     nonsense = (key >> 32) % 1000 / 1000 / NONSENSE
-    return text if nonsense >= 1 else text[:-4] if nonsense < 0.5 else f"I would rather not, {name}."
+    if nonsense >= 1:
+        return text
+    return text[:-4] if nonsense < 0.5 else f"I would rather not, {name}."
 
 
-def _better(asked: str) -> str:
-    """Which of two answers is preferred: the same one in either order."""
+def _better(prompt: str) -> str:
+    """Return the preferred one of two answers: the same in either order."""
     first, second = (
-        seeded_key("better", asked.partition(f"<{one}>")[2].partition(f"</{one}>")[0]) for one in ("first", "second")
+        seeded_key("better", prompt.partition(f"<{place}>")[2].partition(f"</{place}>")[0])
+        for place in ("first", "second")
     )
     return "first" if first > second else "second"
 
 
-WORDS = (
-    "rivers",
-    "bridges",
-    "letters",
-    "winters",
-    "carry",
-    "follow",
-    "remember",
-    "measure",
-    "old",
-    "slow",
-    "quiet",
-    "green",
-    "near",
-    "beyond",
-    "without",
-    "under",
-)
+WORDS = """
+rivers bridges letters winters carry follow remember measure old slow quiet green near beyond without under
+""".split()
 
 
 def kept_answers(store: Path, owner: str = "") -> Counter[str]:
-    """Of which requests a store keeps answers, and how often: all, or those that the folder of a stage asked for."""
-    return Counter(
-        name
-        for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl")
-        for line in path.read_text().splitlines()
-        for name in NAME.findall(line)[:1]
-    )
+    """Count the requests whose answers a store keeps: all, or those of a stage's folder."""
+    names = Counter[str]()
+    for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl"):
+        for line in path.read_text().splitlines():
+            names.update(NAME.findall(line)[:1])
+    return names

@@ -1,7 +1,7 @@
 """`gristmill bench chaos`: the pipeline is killed, starved and damaged, and must end with the same bytes each time.
 
-The tiny projects of `project.py` go through all stages once, undisturbed. Then every point disturbs one stage of it in
-a store that borrows the outputs of the stages before, lets the same command run again, and compares.
+The tiny projects of `project.py` run through all stages once, undisturbed. Then every point disturbs a stage in a store
+that borrows the outputs of earlier stages, runs the same command again, and compares.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,17 @@ from benchmarks.chaos import servers, surroundings
 from benchmarks.chaos.kills import KILLS, chains, draw, run_chain
 from benchmarks.chaos.surroundings import CannotMountError, Scene
 from benchmarks.chaos.undisturbed import Undisturbed
+from benchmarks.measuring import Row, row
 from gristmill.flows.stages.registry import STAGES
 
 KILLS_PER_SCENE = 100
-"""For so many kills, every other fault is tried once."""
+"""Kills for which every other fault is tried once."""
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What may go wrong around a run, what is promised then, and how it is brought about."""
+    """Fault around a run, the promise of what happens then, and a function that causes it."""
 
     name: str
     promised: str
@@ -90,83 +91,87 @@ FAULTS = (
 )
 
 
-def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[dict[str, Any]]:
-    """Disturb the pipeline, and yield a row per fault: the share of points that ended with the same bytes.
+def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[Row]:
+    """Disturb the pipeline, and measure for each fault the share of points that ended with the same bytes.
 
     Args:
         points: kills; of every other fault there is one scene for each hundred of them.
-        seed: of where and how.
-        folder: where to work. What is there already of the same seed counts and is not done again; what was wrong
-            stays there to be looked at. Otherwise a temporary folder, which is removed.
+        seed: of places and kinds.
+        folder: work folder. Points of the same seed that were done in it count and are not repeated; stores with
+            differences stay in it. Otherwise a temporary folder, which is removed unless something was wrong.
         at_once: points at a time.
     """
+    results = disturb(
+        lambda work: all_points(undisturbed_runs(work), points, seed, work), f"points-{seed}", folder, at_once
+    )
+    promised = "every byte as in the run that nothing disturbed, nothing lost, nothing double, nothing left running"
+    promises = {fault.name: fault.promised for fault in (*KILLS, *FAULTS)}
+    yield from rows_of("identical_after_kill", promised, promises, results)
+
+
+def disturb(
+    make_points: Callable[[Path], Mapping[str, Callable[[], Result]]], name: str, folder: Path | None, at_once: int
+) -> list[Result]:
+    """Do all points of a work folder, and record them in its file `NAME.jsonl`; see `rows`."""
     work = Path(tempfile.mkdtemp(prefix="gristmill-chaos-")) if folder is None else folder
-    results = disturb(undisturbed_runs(work), points, seed, work, at_once)
+    results = do_points(make_points(work), work / f"{name}.jsonl", at_once)
     if folder is None and not any(result["wrong"] for result in results):
         shutil.rmtree(work)
-    promised = "every byte as in the run that nothing disturbed, nothing lost, nothing double, nothing left running"
-    yield from rows_of(
-        "identical_after_kill", promised, [(one.name, one.promised) for one in (*KILLS, *FAULTS)], results
-    )
+    return results
 
 
-def rows_of(
-    name: str, promised: str, faults: Iterable[tuple[str, str]], results: Sequence[Result]
-) -> Iterator[dict[str, Any]]:
-    """A row for all kills if there are any, and one for each fault that was tried: its name, and what is promised."""
-    killed = [result for result in results if "kills" in result]
-    if killed:
-        yield _row(name, promised, killed)
+def rows_of(name: str, promised: str, promises: Mapping[str, str], results: Sequence[Result]) -> Iterator[Row]:
+    """Return a row for all kills if there are any, and one for each fault that was tried.
+
+    Args:
+        name, promised: of the row for all kills.
+        promises: fault -> its promise.
+        results: of all points.
+    """
+    kills = [result for result in results if "kills" in result]
+    if kills:
+        yield _row(name, promised, kills)
     by_fault = defaultdict(list)
     for result in results:
         by_fault[result["fault"]].append(result)
-    for fault, said in faults:
+    for fault, fault_promised in promises.items():
         if by_fault[fault]:
-            yield _row(fault, said, by_fault[fault])
+            yield _row(fault, fault_promised, by_fault[fault])
 
 
 def undisturbed_runs(folder: Path) -> dict[str, Undisturbed]:
-    """Stage -> the run that has it; what begins with given tokens, or a given model, is a run of its own."""
+    """Return stage -> its run; stages that begin with given tokens, or a given model, have a run of their own."""
     whole = Undisturbed.make(folder)
     given = Undisturbed.make_given(folder, whole)
     return {**dict.fromkeys(given.stages, given), **dict.fromkeys(whole.stages, whole)}
 
 
-def disturb(runs: Mapping[str, Undisturbed], points: int, seed: int, folder: Path, at_once: int) -> list[Result]:
-    """Do all points of the stages of some runs that are not done yet."""
-    return do_points(all_points(runs, points, seed, folder), folder / f"points-{seed}.jsonl", at_once)
-
-
 def do_points(points: Mapping[str, Callable[[], Result]], record: Path, at_once: int) -> list[Result]:
-    """Do all points that are not in the record yet; each is written down there as soon as it is known."""
+    """Do all points that are not in the record yet; each is recorded as soon as it is done."""
     lock = threading.Lock()
     lines = record.read_text().splitlines() if record.exists() else []
     done = {result["key"]: result for result in map(json.loads, lines)}
-    todo = {key: act for key, act in points.items() if key not in done}
-    began = time.monotonic()
+    start = time.monotonic()
 
-    def work(item: tuple[str, Callable[[], Result]]) -> None:
-        result = {"key": item[0], **item[1]()}
+    def do(key: str) -> None:
+        result = {"key": key, **points[key]()}
         with lock, record.open("a") as sink:
             sink.write(json.dumps(result) + "\n")
-            done[item[0]] = result
-            print(
-                f"{time.monotonic() - began:6.0f} s  {len(done)} points: {item[0]}: "
-                f"{'; '.join(result['wrong']) or 'as promised'}",
-                file=sys.stderr,
-                flush=True,
-            )
+            done[key] = result
+            verdict = "; ".join(result["wrong"]) or "as promised"
+            seconds = time.monotonic() - start
+            print(f"{seconds:6.0f} s  {len(done)} points: {key}: {verdict}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(work, todo.items()))
+        list(pool.map(do, [key for key in points if key not in done]))
     return [done[key] for key in sorted(done)]
 
 
 def all_points(
     runs: Mapping[str, Undisturbed], points: int, seed: int, folder: Path
 ) -> dict[str, Callable[[], Result]]:
-    """A name and the doing of every point, in an order drawn by hash: what is stopped has done some of each fault."""
-    found: dict[str, Callable[[], Result]] = {
+    """Return all points by name, in an order drawn by hash, so that a stopped run has done some of each fault."""
+    by_name: dict[str, Callable[[], Result]] = {
         f"kills {chain.number}: {chain.kill.name}, {chain.stage}": partial(run_chain, runs[chain.stage], chain, folder)
         for chain in chains(runs, points, seed)
     }
@@ -174,12 +179,12 @@ def all_points(
         for fault in FAULTS:
             stage = list(runs)[int(draw(seed, number, fault.name) * len(runs))]
             scene = Scene(runs[stage], folder / f"scene-{FAULTS.index(fault)}-{number}", stage, seed, number)
-            found[f"{fault.name}, {number}: {stage}"] = partial(play, fault, scene)
-    return dict(sorted(found.items(), key=lambda item: draw(seed, "order", item[0])))
+            by_name[f"{fault.name}, {number}: {stage}"] = partial(play, fault, scene)
+    return dict(sorted(by_name.items(), key=lambda item: draw(seed, "order", item[0])))
 
 
 def play(fault: Fault, scene: Scene) -> Result:
-    """Bring a fault about; the store stays where something is wrong."""
+    """Cause a fault; the store stays if something is wrong."""
     shutil.rmtree(scene.store, ignore_errors=True)
     try:
         wrong = fault.act(scene)
@@ -193,20 +198,19 @@ def play(fault: Fault, scene: Scene) -> Result:
     return {"fault": fault.name, "stage": scene.stage, "wrong": wrong}
 
 
-def _row(name: str, promised: str, results: Sequence[Result]) -> dict[str, Any]:
+def _row(name: str, promised: str, results: Sequence[Result]) -> Row:
     tried = [result for result in results if "not_tried" not in result]
-    row = {"name": name, "peer": 1.0, "unit": "identical", "promised": promised}
     if not tried:
-        return {**row, "ours": None, "ratio": None, "happened": f"not tried: {results[0]['not_tried']}"}
-    weights = [max(1, len(result.get("kills", []))) for result in tried]
-    # One kill of a chain that ends otherwise spoils all of them.
-    good = sum(weight for weight, result in zip(weights, tried, strict=True) if not result["wrong"])
-    share = good / max(sum(weights), 1)
-    return {**row, "ours": share, "ratio": share, "happened": _happened(tried, sum(weights))}
-
-
-def _happened(results: Sequence[Result], points: int) -> str:
-    stages = Counter(result["stage"] for result in results)
-    wrong = [f"{result['stage']}: {result['wrong'][0]}" for result in results if result["wrong"]]
-    said = f"{points} points in {len(stages)} of {len(STAGES)} stages, "
-    return said + ("all as promised" if not wrong else f"{len(wrong)} otherwise: {'; '.join(wrong[:3])}")
+        not_tried = replace(row(name, None, 1.0, "identical"), promised=promised)
+        return replace(not_tried, happened=f"not tried: {results[0]['not_tried']}")
+    right = total = 0
+    for result in tried:
+        points = max(1, len(result.get("kills", [])))
+        total += points
+        # A single wrong end of a chain of kills spoils all of them.
+        right += 0 if result["wrong"] else points
+    wrong = [f"{result['stage']}: {result['wrong'][0]}" for result in tried if result["wrong"]]
+    verdict = f"{len(wrong)} otherwise: {'; '.join(wrong[:3])}" if wrong else "all as promised"
+    stages = {result["stage"] for result in tried}
+    happened = f"{total} points in {len(stages)} of {len(STAGES)} stages, {verdict}"
+    return replace(row(name, right / total, 1.0, "identical"), promised=promised, happened=happened)

@@ -1,29 +1,32 @@
 """`gristmill bench chaos_disk`: every stage on a disk that is full from its n-th change on.
 
-The places go through all stages in turn and, in each, evenly through its changes; how much space is left then is drawn
-by hash. `surroundings.fill_the_disk` says what is accepted.
+The points go through all stages in turn and, in each, evenly through its changes; the remaining space is drawn by hash.
+`surroundings.fill_the_disk` defines the accepted outcomes.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.chaos.chaos import Fault, do_points, play, rows_of, undisturbed_runs
+from benchmarks.chaos.chaos import Fault, Result, disturb, play, rows_of, undisturbed_runs
 from benchmarks.chaos.kills import draw
 from benchmarks.chaos.surroundings import Scene, fill_the_disk
+from benchmarks.measuring import Row
 
 NAME = "the disk is full at any write"
 PROMISED = "code 1, the reason and no commit, or the right bytes; with space the same command ends with the right bytes"
 
 
-def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[dict[str, Any]]:
-    """Fill the disk under each stage, and yield a row for all of them; arguments as of `chaos.rows`."""
-    work = Path(tempfile.mkdtemp(prefix="gristmill-chaos-")) if folder is None else folder
+def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[Row]:
+    """Fill the disk under each stage; arguments as of `chaos.rows`."""
+    results = disturb(partial(all_points, points, seed), f"disk-{seed}", folder, at_once)
+    yield from rows_of(NAME, PROMISED, {NAME: PROMISED}, results)
+
+
+def all_points(points: int, seed: int, work: Path) -> dict[str, Callable[[], Result]]:
+    """Return all points by name."""
     runs = undisturbed_runs(work)
     turns = -(-points // len(runs))
     scenes = {}
@@ -34,7 +37,4 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
         share = (turn + draw(seed, number, "share")) / turns
         fault = Fault(NAME, PROMISED, partial(fill_the_disk, share=share))
         scenes[f"{NAME}, {number}: {stage}"] = partial(play, fault, scene)
-    results = do_points(scenes, work / f"disk-{seed}.jsonl", at_once)
-    if folder is None and not any(result["wrong"] for result in results):
-        shutil.rmtree(work)
-    yield from rows_of(NAME, PROMISED, [(NAME, PROMISED)], results)
+    return scenes

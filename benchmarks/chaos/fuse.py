@@ -1,10 +1,10 @@
-"""A fuse in every process of a run: it counts the changes that they make in the store, and burns before the n-th.
+"""Fuse in every process of a run, which counts their changes in the store, and burns before the n-th.
 
-`burn_at` puts it into the environment of a run. Each of the run's processes, whatever started it, then imports a
+`burn_at` puts it into the environment of a run. Each of the run's processes, however it was started, then imports a
 `sitecustomize` that lays it: an audit hook (PEP 578) that sees each file opened for writing, linked, renamed or removed
 before the operating system does. The changes of all processes are appended to one log, whose length is their count, so
-that the n-th change of the whole run is the same question for all of them. Written content is no change of its own: a
-file is opened, filled and renamed, and a late fuse burns some milliseconds after its change, so in the midst of that.
+that they agree on the n-th change of the whole run. Written content is not a change of its own: a file is opened,
+filled and renamed, and a late fuse burns some milliseconds after its change, in the middle of that.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from benchmarks.checkout import ROOT
 
 VARIABLE = "GRISTMILL_CHAOS_FUSE"
 FLOW_VARIABLE = "GRISTMILL_CHAOS_FLOW"
-"""The run's first process, as that process writes it down for its children."""
+"""Variable with the run's first process, which that process sets for its children."""
 RECORD_BYTES = 240
 CHANGES = {"open": 0, "os.rmdir": 0, "os.remove": 0, "os.rename": 1, "os.link": 1, "os.truncate": 0}
-"""Audit event -> which of its arguments is the path that changes."""
+"""Audit event -> index of the argument with the changed path."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 HOOK = f"""\
 import sys
@@ -52,19 +52,19 @@ Act = Literal[
 
 @dataclass(frozen=True)
 class Fuse:
-    """Where it burns, and what it does.
+    """Place of a fuse, and its act.
 
     Attributes:
         root: the store; changes elsewhere do not count.
-        log: where changes are counted.
-        at: the change, counted from 1, before which it burns; 0 for never.
-        act: what happens then.
-        role: whose changes count.
-        late_seconds: how long after the change it burns, instead of before it.
-        back_seconds: by how much the clock is set back, where that is the act.
-        before: where given, only changes that begin so count, such as `link _SUCCESS`.
-        ballast: the file that fills the disk, where that is the act.
-        spare_pages: what it leaves free, so that later writes are cut anywhere.
+        log: file that counts the changes.
+        at: change, counted from 1, before which it burns; 0 for never.
+        act: what it does.
+        role: of processes whose changes count.
+        late_seconds: delay after the change, instead of burning before it.
+        back_seconds: time by which the act sets the clock back.
+        before: beginning of the changes that count, such as `link _SUCCESS`.
+        ballast: file by which the act fills the disk.
+        spare_pages: pages that it leaves free, so that later writes are cut anywhere.
     """
 
     root: str
@@ -79,11 +79,11 @@ class Fuse:
     spare_pages: int = 0
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Be told of everything that this process does; what changes nothing in the store is of no interest."""
-        place = CHANGES.get(event)
-        if place is None or (event == "open" and not _writes(arguments)):
+        """Handle an audit event of this process; all but changes in the store are ignored."""
+        index = CHANGES.get(event)
+        if index is None or (event == "open" and not _writes(arguments)):
             return
-        path = arguments[place]
+        path = arguments[index]
         if not isinstance(path, str | os.PathLike) or not str(path).startswith(self.root + os.sep):
             return
         role = own_role()
@@ -94,15 +94,15 @@ class Fuse:
             self._burn()
 
     def changes(self) -> list[str]:
-        """The changes until now: `role what path-in-the-store`."""
+        """Return the changes so far: `role event path-in-the-store`."""
         content = Path(self.log).read_bytes() if Path(self.log).exists() else b""
         return [
-            content[at : at + RECORD_BYTES].decode(errors="replace").rstrip()
-            for at in range(0, len(content), RECORD_BYTES)
+            content[start : start + RECORD_BYTES].decode(errors="replace").rstrip()
+            for start in range(0, len(content), RECORD_BYTES)
         ]
 
     def has_burnt(self) -> bool:
-        """Whether the change has come at which it burns."""
+        """Return True if the run has come to its change."""
         return 0 < self.at <= len(self.changes())
 
     def _count(self, change: str) -> int:
@@ -135,31 +135,31 @@ class Fuse:
         elif self.act == "fill the disk":
             fill_disk(Path(self.ballast), self.spare_pages)
         elif self.act == "kill it and all above":
-            for process in _line_from(flow):
+            for process in _ancestors_from(flow):
                 os.kill(process, signal.SIGKILL)
 
 
 def fill_disk(ballast: Path, spare_pages: int) -> None:
-    """Take a disk's free space by a file, but for some pages."""
-    free = os.statvfs(ballast.parent)
-    size = (free.f_bavail - spare_pages) * free.f_frsize
+    """Fill a disk by a file, except some pages."""
+    disk = os.statvfs(ballast.parent)
+    size = (disk.f_bavail - spare_pages) * disk.f_frsize
     if size > 0:
         with open(ballast, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
 
 
 def burn_at(fuse: Fuse) -> dict[str, str]:
-    """The environment of a run in whose processes the fuse is laid."""
+    """Return the environment of a run whose processes lay the fuse."""
     folder = Path(fuse.log).parent / "fuse-hook"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(HOOK)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    without = {name: value for name, value in os.environ.items() if name != FLOW_VARIABLE}
-    return {**without, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(fuse))}
+    environment = {name: value for name, value in os.environ.items() if name != FLOW_VARIABLE}
+    return {**environment, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(fuse))}
 
 
 def lay(environment: Mapping[str, str] = os.environ) -> None:
-    """Lay the fuse that the environment names in this process."""
+    """Lay the fuse of the environment in this process."""
     fuse = Fuse(**json.loads(environment[VARIABLE]))
     os.environ.setdefault(FLOW_VARIABLE, str(os.getpid()))
     sys.addaudithook(fuse.see)
@@ -168,13 +168,13 @@ def lay(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def hold() -> None:
-    """Keep the folder of this process's fuse's log open: a mark that everybody can see (`kills.still_running`)."""
+    """Keep the folder of the fuse's log open, as a mark of this process for `kills.still_running`."""
     if VARIABLE in os.environ:
         os.open(Path(json.loads(os.environ[VARIABLE])["log"]).parent, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def own_role() -> Role:
-    """What this process is to the run: its flow, the leader of a stage, a training rank, or another worker."""
+    """Return the role of this process: the flow, the leader of a stage, a training rank, or another worker."""
     if os.getpid() == int(os.environ[FLOW_VARIABLE]):
         return "flow"
     if "RANK" in os.environ:
@@ -183,30 +183,30 @@ def own_role() -> Role:
 
 
 def new_log(store: Path) -> str:
-    """A name for a log that no other fuse has, in a folder beside a store."""
+    """Return a unique path of a log, in a folder beside a store."""
     store.parent.mkdir(parents=True, exist_ok=True)
     return str(Path(tempfile.mkdtemp(prefix=f"{store.name}-fuse-", dir=store.parent)) / "changes")
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
-    """Whether an `open` event is one for writing: by its mode, or by its flags where there is none."""
+    """Return True if an `open` event is for writing: by its mode, or by its flags if it has no mode."""
     mode, flags = arguments[1], arguments[2]
     if isinstance(mode, str):
         return any(letter in mode for letter in "wax+")
     return isinstance(flags, int) and bool(flags & WRITING)
 
 
-def _line_from(flow: int) -> list[int]:
-    """The flow, and every process between it and this one, the eldest first and this one last."""
-    line = [os.getpid()]
-    while line[0] not in (flow, 1):
-        stat = Path(f"/proc/{line[0]}/stat").read_text()
-        line.insert(0, int(stat.rpartition(")")[2].split()[1]))
-    return line if line[0] == flow else [flow, *line[1:]]
+def _ancestors_from(flow: int) -> list[int]:
+    """Return the flow, and every process between it and this one, the eldest first and this one last."""
+    processes = [os.getpid()]
+    while processes[0] not in (flow, 1):
+        stat = Path(f"/proc/{processes[0]}/stat").read_text()
+        processes.insert(0, int(stat.rpartition(")")[2].split()[1]))
+    return processes if processes[0] == flow else [flow, *processes[1:]]
 
 
 def _bend_clock(fuse: Fuse) -> None:
-    """Let Python's clock jump back, in all processes at once, when the fuse burns."""
+    """Set Python's clock back, in all processes at once, when the fuse burns."""
     real, real_ns, real_local, real_strftime = time.time, time.time_ns, time.localtime, time.strftime
 
     def back() -> float:

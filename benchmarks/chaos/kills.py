@@ -1,4 +1,4 @@
-"""Runs that are killed, and what becomes of them: a chain of attempts at one stage, each ended at a random change."""
+"""Runs that are killed: chains of attempts at a stage, each killed at a random change."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.fuse import Act, Fuse, Role, burn_at, new_log
-from benchmarks.chaos.undisturbed import Undisturbed, gristmill
+from benchmarks.chaos.undisturbed import Undisturbed, gristmill, wrong_code, wrong_end
 from gristmill.flows.stages.registry import STAGES
 
 KILLS_IN_CHAIN = 6
-"""Attempts of one stage that are ended before one is let through."""
+"""Attempts at a stage that are killed before the last one."""
 ATTEMPTS_IN_CHAIN = 2 * KILLS_IN_CHAIN
-"""At the most: a fuse may be set to a change that an attempt does not come to, since the one before has made it."""
+"""Most attempts: a fuse may be set to a change that an attempt does not reach, since an earlier one has made it."""
 LATE_SECONDS = 0.05
-"""Half of the fuses burn up to so long after their change, so within what is written and computed then."""
+"""Most delay of a fuse: half of them burn after their change, in the middle of the work that follows."""
 LEAVE_SECONDS = 20.0
-"""How long processes of killed runs may take to be gone: a training saves a checkpoint on its way out."""
+"""Most time until processes of killed runs have ended: a training saves a checkpoint at its end."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A way to end a run from outside.
+    """Way to end a run from outside.
 
     Attributes:
-        name: for the table.
-        promised: for the table.
-        act: what the fuse does.
-        role: before whose change it burns.
-        codes: with which codes the run may end then; 0 and -9 aside, each comes with a sentence.
-        settings: of the manifest; such as change no result.
+        name, promised: of its row.
+        act: of the fuse.
+        role: of the process before whose change the fuse burns.
+        codes: exit codes that the run may have then.
+        settings: of the manifest, which change no result.
     """
 
     name: str
@@ -47,14 +46,14 @@ class Kill:
     settings: tuple[str, ...] = ()
 
     def stages(self, run: Undisturbed) -> list[str]:
-        """The stages that can be ended like this."""
+        """Return the stages that can be ended in this way."""
         launched = {"rank": "torchrun", "worker": "process"}.get(self.role)
         workers = [stage for stage in run.stages if self.role != "worker" or stage in BEAM_STAGES]
         return [stage for stage in workers if launched in (None, STAGES[stage].launch)]
 
 
-# Stages whose work lies with Beam workers, which are processes where the engine's settings say so.
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
+"""Stages whose work is done by Beam workers, which can be processes."""
 KILLS = (
     Kill("SIGKILL of the flow", "its stage ends with it; the same command resumes it", "kill the flow", "any", (-9,)),
     Kill(
@@ -87,28 +86,34 @@ KILLS = (
 
 @dataclass(frozen=True)
 class Chain:
-    """One stage, one way to end its runs, and where."""
+    """Attempts at a stage.
+
+    Attributes:
+        number: of the chain.
+        kill: way to end all attempts.
+        stage: its name.
+        places: place of each attempt's end among the remaining changes, in [0, 1).
+        lates: delay of each fuse in seconds.
+    """
 
     number: int
     kill: Kill
     stage: str
     places: tuple[float, ...]
-    """Where in the changes that are left each attempt ends: in [0, 1)."""
     lates: tuple[float, ...]
-    """How late each fuse burns, in seconds."""
 
 
 def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[Chain]:
-    """The chains that hold so many kills, of the stages of some runs: all drawn by hash of the seed.
+    """Draw chains with `kills` kills by hash of the seed.
 
-    They go round the stages, in another order each time, so that none is left out; each ends its stage in one of the
-    ways in which that can be ended.
+    They go through all stages again and again, each time in another order; each has one of the ways that can end its
+    stage.
     """
     for number in range(-(-kills // KILLS_IN_CHAIN)):
         turn, place = divmod(number, len(runs))
         stage = sorted(runs, key=lambda stage: draw(seed, "turn", turn, stage))[place]
-        able = [kill for kill in KILLS if stage in kill.stages(runs[stage])]
-        kill = able[int(draw(seed, number, "kill") * len(able))]
+        possible = [kill for kill in KILLS if stage in kill.stages(runs[stage])]
+        kill = possible[int(draw(seed, number, "kill") * len(possible))]
         places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
         lates = tuple(
             max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS for attempt in range(ATTEMPTS_IN_CHAIN)
@@ -117,49 +122,48 @@ def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[C
 
 
 def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
-    """Kill attempt after attempt, let the last one through, and compare.
+    """Kill attempt after attempt, but not the last one, and compare.
 
     Returns:
-        what was done, with the change before which every attempt ended, and `wrong`: a sentence for everything that
-        is not as promised.
+        the chain, with the change before which every attempt ended, and `wrong`: a sentence for each broken promise.
     """
-    ended: list[dict[str, Any]] = []
+    killed: list[dict[str, Any]] = []
     try:
-        wrong = _kill_and_compare(run, chain, folder, ended)
+        wrong = _kill_and_compare(run, chain, folder, killed)
     except subprocess.TimeoutExpired as error:
         wrong = [f"an attempt hangs: {error}"]
-    return {"number": chain.number, "fault": chain.kill.name, "stage": chain.stage, "kills": ended, "wrong": wrong}
+    return {"number": chain.number, "fault": chain.kill.name, "stage": chain.stage, "kills": killed, "wrong": wrong}
 
 
-def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[dict[str, Any]]) -> list[str]:
-    """What is not as promised; `ended` takes every attempt that was ended."""
+def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, killed: list[dict[str, Any]]) -> list[str]:
+    """Return sentences about broken promises; `killed` takes every attempt that was killed."""
     store = folder / f"chain-{chain.number}"
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, chain.stage)
     root = run.folder_in(store, chain.stage).path
     changes = run.changes(chain.kill.role)[chain.stage]
-    left, wrong = changes, list[str]()
+    remaining, wrong = changes, list[str]()
     fuses: list[Fuse] = []
     for place, late in zip(chain.places, chain.lates, strict=True):
-        if len(ended) == KILLS_IN_CHAIN:
+        if len(killed) == KILLS_IN_CHAIN:
             break
-        at = 1 + int(place * left)
+        at = 1 + int(place * remaining)
         fuse = Fuse(str(root), new_log(store), at, chain.kill.act, chain.kill.role, late)
         fuses.append(fuse)
         settings = [word for setting in chain.kill.settings for word in ("--set", setting)]
         done = gristmill(run.arguments(store, chain.stage, *settings), burn_at(fuse))
         if fuse.has_burnt():
-            ended.append({"change": fuse.changes()[at - 1], "late": round(late, 4), "code": done.returncode})
-            wrong += wrong_end(chain.kill, done.returncode, done.stdout, late)
-        elif done.returncode:
-            wrong.append(f"an attempt that nothing ended failed: {done.stdout[-300:]}")
-        left = max(left - at, 4)
+            killed.append({"change": fuse.changes()[at - 1], "late": round(late, 4), "code": done.returncode})
+            wrong += wrong_kill(chain.kill, done, late)
+        else:
+            wrong += wrong_code(done)
+        remaining = max(remaining - at, 4)
         if run.folder_in(store, chain.stage).state() == "committed" and not wrong:
-            wrong += _end(run, chain.stage, store)
+            wrong += _finish(run, chain.stage, store)
             shutil.rmtree(store)
             run.lend(store, chain.stage)
-            left = changes
-    wrong += _end(run, chain.stage, store)
+            remaining = changes
+    wrong += _finish(run, chain.stage, store)
     wrong += still_running([fuse.log for fuse in fuses])
     for fuse in fuses:
         shutil.rmtree(Path(fuse.log).parent)
@@ -168,41 +172,39 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[
     return wrong
 
 
-def _end(run: Undisturbed, stage: str, store: Path) -> list[str]:
-    """Let an attempt through, and compare what it has made."""
-    done = gristmill(run.arguments(store, stage))
-    failed = [] if done.returncode == 0 else [f"an attempt that nothing ended failed: {done.stdout[-300:]}"]
-    return [*failed, *run.differences(store, [stage])]
+def _finish(run: Undisturbed, stage: str, store: Path) -> list[str]:
+    """Run an attempt to its end, and compare."""
+    return [*wrong_code(gristmill(run.arguments(store, stage))), *run.differences(store, [stage])]
 
 
-def wrong_end(kill: Kill, code: int, output: str, late: float) -> list[str]:
-    """A sentence where a run that was ended did not end as is promised."""
-    # A late fuse may burn when the run has ended well, or failed by itself for want of a killed process.
-    if code not in kill.codes and not (late and code == 0):
-        return [f"ended with code {code} instead of {kill.codes[0]}: {output[-300:]}"]
-    return ["ended with a traceback"] if "Traceback" in output else []
+def wrong_kill(kill: Kill, done: subprocess.CompletedProcess[str], late: float) -> list[str]:
+    """Return a sentence if a killed run did not end as promised."""
+    # A late fuse may burn after the run has ended well.
+    if late and done.returncode == 0:
+        return wrong_end(done)
+    return wrong_end(done, done.returncode if done.returncode in kill.codes else kill.codes[0])
 
 
 def still_running(logs: Sequence[str]) -> list[str]:
-    """A sentence where a process of a killed run is still there after a while.
+    """Return a sentence for each process of a killed run that has not ended within LEAVE_SECONDS.
 
-    Each carries its fuse's log's name in its environment, or has that folder open where it was forked.
+    Each has the name of its fuse's log in its environment, or that folder open if it was forked.
     """
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (found := [pid for log in logs for pid in carriers(log)]) and time.monotonic() < deadline:
+    while (pids := [pid for log in logs for pid in carriers(log)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return [f"process {pid} of a killed run still runs" for pid in found]
+    return [f"process {pid} of a killed run still runs" for pid in pids]
 
 
-def draw(seed: int, *what: int | str) -> float:
-    """A number in [0, 1) by hash."""
-    digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
+def draw(seed: int, *key: int | str) -> float:
+    """Return a number in [0, 1) by hash."""
+    digest = hashlib.sha256(repr((seed, *key)).encode()).digest()
     return int.from_bytes(digest[:7], "big") / (1 << 56)
 
 
 def carriers(log: str) -> list[int]:
-    """The processes of a run, by the log of its fuse."""
-    found = []
+    """Return the processes of a run, by the log of its fuse."""
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
@@ -211,5 +213,5 @@ def carriers(log: str) -> list[int]:
             except OSError:
                 continue
             if is_open or log.encode() in environment:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids

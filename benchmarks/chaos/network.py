@@ -1,4 +1,4 @@
-"""Servers that are slow, fail or go away: a network in front of an object store, and a Prefect API that is none."""
+"""Servers that are slow, fail or go away: a network in front of an object store, and stand-ins for Prefect's API."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 FAIL_EVERY = 7
-"""One in so many requests is spoilt, by turns with an error 503 and with a connection that is cut."""
+"""Interval of failing requests, alternately with an error 503 and with a cut connection."""
 REFUSE_SECONDS = 60.0
-"""For so long a store refuses everything."""
+"""Time for which a store refuses all requests."""
 INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "any",
@@ -28,10 +28,10 @@ CREDENTIALS = {
 
 
 class Ending(ThreadingHTTPServer):
-    """A server of this machine that can be ended while requests wait.
+    """Server of this machine that can be ended while requests wait.
 
     Attributes:
-        lock: of what it counts.
+        lock: of its counts.
         done: set when it ends.
     """
 
@@ -44,16 +44,16 @@ class Ending(ThreadingHTTPServer):
 
 
 class Network(Ending):
-    """Hands requests on to a server of this machine; `fault` says which of them are spoilt, and how.
+    """Proxy of a server of this machine; `fault` decides which requests fail, and how.
 
     Attributes:
-        delay_seconds: how long each request waits.
-        is_faulty: whether some requests are spoilt.
-        away_from: the request from which on every connection is cut; None for never.
-        refuses_from: the request from which on all are refused with 503 for REFUSE_SECONDS; None for never.
-        refused: how many were.
-        requests: how many there were.
-        received, sent: bytes of what was asked, and of the answers.
+        delay_seconds: delay of each request.
+        is_faulty: True if some requests fail.
+        away_from: request from which on every connection is cut; None for never.
+        refuses_from: request from which on all are refused with 503 for REFUSE_SECONDS; None for never.
+        refused: number of refused requests.
+        requests: number of requests.
+        received, sent: bytes of requests and of answers.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -66,13 +66,12 @@ class Network(Ending):
 
     @property
     def address(self) -> str:
-        """Its URL."""
+        """URL of the proxy."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def fault(self, method: str, path: str) -> str | None:
-        """What happens to the next request: `cut` (the connection), `hang`, `short` or `flip` (the answer), the number
-        of an HTTP status, or nothing.
-        """
+        """Return the fault of the next request: `cut` (the connection), `hang`, `short` or `flip` (the answer), the
+        number of an HTTP status, or None."""
         with self.lock:
             self.requests += 1
             if self.away_from is not None and self.requests >= self.away_from:
@@ -88,13 +87,13 @@ class Network(Ending):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handler of a connection."""
 
     protocol_version = "HTTP/1.1"
     server: Network
 
     def handle_request(self) -> None:
-        """Hand a request on, or spoil it."""
+        """Pass a request on, or let it fail."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.fault(self.command, self.path)
         time.sleep(self.server.delay_seconds)
@@ -107,11 +106,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.done.wait(60)
             self.close_connection = True
             return
-        status, headers, content = (
-            self._ask(body)
-            if fault is None or not fault.isdecimal()
-            else (int(fault), [], b"" if self.command == "HEAD" else INTERNAL_ERROR)
-        )
+        status, headers, content = 0, list[tuple[str, str]](), b"" if self.command == "HEAD" else INTERNAL_ERROR
+        if fault is None or not fault.isdecimal():
+            status, headers, content = self._ask(body)
+        else:
+            status = int(fault)
         with self.server.lock:
             self.server.received += len(body)
             self.server.sent += len(content)
@@ -141,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 SomeServer = TypeVar("SomeServer", bound=Ending)
@@ -149,7 +148,7 @@ SomeServer = TypeVar("SomeServer", bound=Ending)
 
 @contextmanager
 def serving(server: SomeServer) -> Iterator[SomeServer]:
-    """A server that answers."""
+    """Serve until the context ends."""
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -161,15 +160,15 @@ def serving(server: SomeServer) -> Iterator[SomeServer]:
 
 @contextmanager
 def object_store(bucket: str) -> Iterator[int]:
-    """An S3-compatible server in this process, with a bucket; yields its port.
+    """Serve an S3-compatible store in this process, with a bucket; yields its port.
 
     Raises:
         ImportError: moto or s3fs is not installed.
     """
-    import s3fs  # type: ignore[import-untyped]  # noqa: F401 - what the runs reach it with
+    import s3fs  # type: ignore[import-untyped]  # noqa: F401 - used by the runs
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # which would print a line for every request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints a line for every request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -185,13 +184,13 @@ def object_store(bucket: str) -> Iterator[int]:
 
 @contextmanager
 def silent_server() -> Iterator[str]:
-    """The URL of a server that takes connections and never answers."""
+    """Listen for connections, and never answer; yields the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/api"
 
 
 def unused_address() -> str:
-    """The URL of a server that is not there."""
+    """Return a URL without a server."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     return f"http://127.0.0.1:{port}/api"

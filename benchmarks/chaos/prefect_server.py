@@ -1,4 +1,4 @@
-"""A Prefect server of one's own, which can be killed and started again."""
+"""Prefect server that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pathlib import Path
 from gristmill.flows.orchestration.choose_prefect import DEFAULT_SETTINGS, answers
 
 START_SECONDS = 900.0
-"""A server's first start makes its database, which a busy machine takes its time for."""
+"""Most time of a start: the first one makes the database, slowly on a busy machine."""
 POLL_SECONDS = 0.2
 
 
 class PrefectServer:
-    """A server with its database in a folder.
+    """Server with its database in a folder.
 
     Attributes:
         api: its address, the same after every start.
@@ -36,7 +36,7 @@ class PrefectServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers.
+        """Start the server, and wait for an answer.
 
         Raises:
             subprocess.SubprocessError: it ends instead, or takes too long.
@@ -57,24 +57,24 @@ class PrefectServer:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """End it and what is below it at once."""
+        """Kill the server and its descendants."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def states(self) -> list[str]:
-        """The names of the states of all flow runs that it knows."""
-        question = urllib.request.Request(
+        """Return the names of the states of all flow runs."""
+        request = urllib.request.Request(
             f"{self.api}/flow_runs/filter", data=b"{}", method="POST", headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(question, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=30) as reply:
             return [run["state_name"] for run in json.load(reply)]
 
 
 @contextmanager
 def prefect_server(home: Path) -> Iterator[PrefectServer]:
-    """A server that runs, and that is killed in the end."""
+    """Run a server, and kill it at the end."""
     server = PrefectServer(home)
     try:
         server.start()

@@ -1,5 +1,5 @@
-"""Tiny projects whose manifests have every stage between them, but for those that ask a model (`asking_kills.py`); what
-chaos disturbs."""
+"""Tiny projects for chaos, whose manifests have every stage between them, except those that ask a model
+(`asking_kills.py`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ mountain window garden letter machine teacher evening village story winter summe
 forest captain doctor signal picture question answer paper kitchen station journey measure
 """.split()
 MODIFIED_AT = 1_700_000_000
-"""Seconds since 1970, of every file, so that the same files have the same listing."""
+"""Time of every file, in seconds since 1970, so that the same files have the same listing."""
 MANIFEST = """\
 name: chaos
 seed: 5
@@ -84,8 +84,6 @@ export:
 documents: {format: parquet}
 engine: {workers: 2, ranks: 2, checkpoint_every: 3, permanent_every: 3, retries: 0}
 """
-
-
 STEPS = """\
 def with_tabs(text: str) -> str:
     return text.replace("    ", "\\t")
@@ -94,7 +92,7 @@ def with_tabs(text: str) -> str:
 def count_marks(text: str) -> dict:
     return {"marks": text.count("!"), "commas": text.count(",")}
 """
-"""Code of the user's, for two steps."""
+"""Code of a user, for two steps."""
 GIVEN_MANIFEST = """\
 name: given
 sources: {web: {tokens: tokens.npy, document_tokens: 60}}
@@ -105,11 +103,11 @@ export:
 
 
 def write_given(folder: Path, model: Path) -> Path:
-    """Write a project that begins with what others have made: tokens, and a model; returns the manifest's path.
+    """Write a project that begins with tokens and a model; returns the manifest's path.
 
     Args:
-        folder: where to.
-        model: a folder as Hugging Face has it, which is copied.
+        folder: receives it.
+        model: folder in the format of Hugging Face, which is copied.
     """
     shutil.copytree(model, folder / "model")
     np.save(folder / "tokens.npy", np.random.default_rng(11).integers(20, 300, 6_000, dtype=np.uint16))
@@ -123,15 +121,15 @@ def write_given(folder: Path, model: Path) -> Path:
 def write_project(folder: Path) -> Path:
     """Write corpus, examples and manifest; the same files every time. Returns the manifest's path.
 
-    There are exact and near duplicates, repeated lines, a document that is too short, records that cannot be read and
-    one that holds a question of the evaluation: every stage has something to decide.
+    There are exact and near duplicates, repeated lines, a short document, unreadable records and one with a question of
+    the evaluation, so that every stage has something to drop.
     """
-    random_ = random.Random(11)
+    source = random.Random(11)
     files = {
-        **_web(random_),
-        **{f"books/{n}.txt": prose(random_, 40) for n in range(6)},
-        **{f"code/{n}.py": _code(random_) for n in range(8)},
-        **_examples(random_),
+        **_web(source),
+        **{f"books/{n}.txt": prose(source, 40) for n in range(6)},
+        **{f"code/{n}.py": _code(source) for n in range(8)},
+        **_examples(source),
         "steps.py": STEPS,
     }
     for name, text in files.items():
@@ -139,34 +137,34 @@ def write_project(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
-    _write_language_model(folder, random_)
+    _write_language_model(folder, source)
     _write_word_vectors(folder / "words")
     manifest = folder / "chaos.yaml"
-    manifest.write_text(MANIFEST)  # last: where it is, the project is whole
+    manifest.write_text(MANIFEST)  # last, as the mark of a whole project
     return manifest
 
 
-def _sentence(random_: random.Random) -> str:
-    return " ".join(random_.choice(WORDS) for _ in range(random_.randint(7, 16))).capitalize() + "."
+def _sentence(source: random.Random) -> str:
+    return " ".join(source.choice(WORDS) for _ in range(source.randint(7, 16))).capitalize() + "."
 
 
-def prose(random_: random.Random, sentences: int = 24) -> str:
-    """Lines of three sentences."""
-    return "\n".join(" ".join(_sentence(random_) for _ in range(3)) for _ in range(sentences // 3))
+def prose(source: random.Random, sentences: int = 24) -> str:
+    """Write lines of three sentences."""
+    return "\n".join(" ".join(_sentence(source) for _ in range(3)) for _ in range(sentences // 3))
 
 
-def _code(random_: random.Random) -> str:
-    names = [(random_.choice(WORDS), random_.randint(2, 99)) for _ in range(12)]
+def _code(source: random.Random) -> str:
+    names = [(source.choice(WORDS), source.randint(2, 99)) for _ in range(12)]
     return "\n".join(
         f"def {name}_{n}(value):\n    return value * {factor} + {n}\n" for n, (name, factor) in enumerate(names)
     )
 
 
-def _web(random_: random.Random) -> dict[str, str]:
-    texts = [prose(random_) for _ in range(40)]
+def _web(source: random.Random) -> dict[str, str]:
+    texts = [prose(source) for _ in range(40)]
     texts += [texts[0], texts[1] + " One more sentence at the end.", "Too short."]
-    texts += [f"{prose(random_)}\nAll rights of this site are kept by its owner." for _ in range(4)]
-    texts.append(f"{prose(random_)}\n{QUESTION}")
+    texts += [f"{prose(source)}\nAll rights of this site are kept by its owner." for _ in range(4)]
+    texts.append(f"{prose(source)}\n{QUESTION}")
     lines = [json.dumps({"text": text}) for text in texts] + ["this is no json", '{"title": "no text here"}']
     return {f"web/{n}.jsonl": "\n".join(lines[n::4]) for n in range(4)}
 
@@ -177,12 +175,12 @@ QUESTION = (
 )
 
 
-def _examples(random_: random.Random) -> dict[str, str]:
+def _examples(source: random.Random) -> dict[str, str]:
     chats, pairs = [], []
     for number in range(32):
-        question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(random_)
+        question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(source)
         chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
-        pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(random_)})
+        pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(source)})
     return {
         "chats.jsonl": json_lines(chats),
         "pairs.jsonl": json_lines(pairs),
@@ -191,12 +189,12 @@ def _examples(random_: random.Random) -> dict[str, str]:
 
 
 def json_lines(rows: Sequence[Mapping[str, object]]) -> str:
-    """Records, one a line."""
+    """Return records, one per line."""
     return "\n".join(json.dumps(row) for row in rows)
 
 
 def _write_word_vectors(folder: Path) -> None:
-    """A model of sentence embeddings: a vector for each word, as model2vec has it."""
+    """Write a model2vec model of sentence embeddings: a vector for each word."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -211,12 +209,12 @@ def _write_word_vectors(folder: Path) -> None:
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
 
 
-def _write_language_model(folder: Path, random_: random.Random) -> None:
-    """A fastText model that tells the corpus's prose from noise: small, and of this machine alone."""
+def _write_language_model(folder: Path, source: random.Random) -> None:
+    """Train a small fastText model that tells the corpus's prose from noise."""
     examples = folder / "languages.txt"
     examples.write_text(
         "".join(
-            f"__label__en {_sentence(random_)}\n__label__xx {''.join(random_.choices('qxzjkw ', k=60))}\n"
+            f"__label__en {_sentence(source)}\n__label__xx {''.join(source.choices('qxzjkw ', k=60))}\n"
             for _ in range(200)
         )
     )

@@ -1,4 +1,4 @@
-"""What may go wrong with the servers that a run talks to: the object store that holds the store, and Prefect's API."""
+"""Faults of the servers of a run: the object store of its store, and Prefect's API."""
 
 from __future__ import annotations
 
@@ -19,63 +19,61 @@ from benchmarks.chaos.network import (
 )
 from benchmarks.chaos.prefect_server import POLL_SECONDS, prefect_server
 from benchmarks.chaos.surroundings import Scene
-from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
+from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start, wrong_code, wrong_end
 from gristmill.core.object_stores import VARIABLE
 
 BUCKET = "chaos"
 RETRY_SECONDS = 10
-"""For which a store that is away is asked again: the run is to end, and to be started once more."""
+"""Time of retries of a store that is away: the run ends then, and is started once more."""
 PATIENT_SECONDS = 600
-"""The same as a run does unless it is told otherwise."""
+"""The default time of retries."""
 DELAY_SECONDS = 0.02
-"""A request to a store in the same region takes about so long."""
+"""Approximate time of a request to a store in the same region."""
 
 
 def slow_and_failing_store(scene: Scene) -> list[str]:
-    """Make the first stages in an object store whose every answer takes its time, and some of which fail."""
+    """Run the first stages in an object store with slow answers, some of which fail."""
     with object_store(BUCKET) as port, serving(Network(port)) as between:
         between.delay_seconds, between.is_faulty = DELAY_SECONDS, True
         return [*_make(scene, between), *_compare(scene, between)]
 
 
 def store_goes_away(scene: Scene) -> list[str]:
-    """Let the object store go away in the midst of the first stages, and come back for the same command."""
+    """Let the object store go away in the middle of the first stages, and come back for the same command."""
     with object_store(BUCKET) as port, serving(Network(port)) as between:
         between.away_from = 10 + int(scene.place("away") * 200)
-        done = gristmill(_arguments(scene), _environment(between))
-        wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1"]
-        wrong += ["ended with a traceback"] if "Traceback" in done.stdout else []
+        wrong = wrong_end(gristmill(_arguments(scene), _environment(between)), 1)
         between.away_from = None
         return [*wrong, *_make(scene, between), *_compare(scene, between)]
 
 
 def store_refuses_everything(scene: Scene) -> list[str]:
-    """Let the object store answer 503 to everything for a minute in the midst of the first stages."""
+    """Let the object store answer 503 to all requests for a minute in the middle of the first stages."""
     with object_store(BUCKET) as port, serving(Network(port)) as between:
         between.refuses_from = 10 + int(scene.place("refused") * 200)
-        began = time.monotonic()
-        done = gristmill(_arguments(scene), {**_environment(between), VARIABLE: str(PATIENT_SECONDS)})
-        wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
-        if not between.refused or time.monotonic() - began < REFUSE_SECONDS:
-            wrong.append(f"only {between.refused} requests were refused, in {time.monotonic() - began:.0f} s")
+        start_time = time.monotonic()
+        wrong = wrong_code(gristmill(_arguments(scene), {**_environment(between), VARIABLE: str(PATIENT_SECONDS)}))
+        seconds = time.monotonic() - start_time
+        if not between.refused or seconds < REFUSE_SECONDS:
+            wrong.append(f"only {between.refused} requests were refused, in {seconds:.0f} s")
         return [*wrong, *_compare(scene, between)]
 
 
 def no_prefect_server(scene: Scene) -> list[str]:
-    """Name a Prefect server that is not there, or one that does not answer: the run does not need it."""
+    """Name a Prefect server that does not exist, or one that does not answer: the run does not need it."""
     scene.run.lend(scene.store, scene.stage)
     arguments = [word for word in scene.run.arguments(scene.store, scene.stage) if word != "--no-ui"]
-    wrong = []
+    wrong = list[str]()
     with silent_server() as silent:
         for address in (unused_address(), silent):
             done = gristmill([*arguments, "--force", scene.stage], {**os.environ, "PREFECT_API_URL": address})
-            wrong += [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+            wrong += wrong_code(done)
             wrong += [] if "does not answer" in done.stdout else ["does not say that the server does not answer"]
     return [*wrong, *scene.goes_on()]
 
 
 def prefect_server_dies(scene: Scene) -> list[str]:
-    """Kill Prefect's server in the midst of the stage, and start it again: it hears of the run's end after all."""
+    """Kill Prefect's server in the middle of the stage, and start it again: it still learns of the run's end."""
     scene.run.lend(scene.store, scene.stage)
     arguments = [word for word in scene.run.arguments(scene.store, scene.stage) if word != "--no-ui"]
     fuse = scene.fuse(scene.some_change("server"), "nothing")
@@ -89,20 +87,17 @@ def prefect_server_dies(scene: Scene) -> list[str]:
         server.kill()
         server.start()
         done, states = finish(run), server.states()
-    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
-    wrong += [] if "Traceback" not in done.stdout else ["printed a traceback"]
+    wrong = wrong_end(done)
     wrong += [] if states == ["Completed"] else [f"the server knows of runs that are {', '.join(states)}"]
     return [*wrong, *scene.goes_on(), *still_running([fuse.log])]
 
 
 def _make(scene: Scene, between: Network) -> list[str]:
-    done = gristmill(_arguments(scene), _environment(between))
-    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
-    return [*wrong, "ended with a traceback"] if "Traceback" in done.stdout else wrong
+    return wrong_end(gristmill(_arguments(scene), _environment(between)))
 
 
 def _arguments(scene: Scene) -> list[str]:
-    """Up to the second stage: what is committed to an object store is read from there by the next."""
+    """Return arguments up to the second stage, which reads the first one's output from the object store."""
     return scene.run.arguments(_url(scene), scene.run.stages[1])
 
 
@@ -115,7 +110,7 @@ def _environment(between: Network) -> dict[str, str]:
 
 
 def _compare(scene: Scene, between: Network) -> list[str]:
-    """Fetch what was made, and compare it."""
+    """Fetch the outputs, and compare them."""
     between.is_faulty, between.delay_seconds = False, 0.0
     _fetch(_url(scene), scene.store, between.address)
     return scene.run.differences(scene.store, scene.run.stages[:2])

@@ -1,4 +1,4 @@
-"""What may go wrong around a run: files damaged, disks full or read-only, two runs at once, the clock set back."""
+"""Faults around a run: damaged files, full and read-only disks, two runs at once, the clock set back."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 from benchmarks.chaos.fuse import Act, Fuse, burn_at, new_log
 from benchmarks.chaos.kills import LEAVE_SECONDS, draw, still_running
-from benchmarks.chaos.undisturbed import Undisturbed, finish, gristmill, start
+from benchmarks.chaos.undisturbed import Undisturbed, finish, gristmill, start, wrong_code, wrong_end
 
 PAGE_BYTES = 4096
 DISK_BYTES = 64 << 20
-"""Of a disk that a fuse fills, besides what the stage needs."""
+"""Space of a disk that a fuse fills, beyond that of the stage."""
 FULL = ("No space left on device", "was not written whole")
-"""What is said of a full disk: by the system, and by `dataprep.files.foreign_file`."""
+"""Messages about a full disk, of the system and of `core.files.foreign_file`."""
 BACK_SECONDS = 400 * 86_400.0
-"""By how much the clock is set back: more than any age that something is kept for."""
+"""Time by which the clock is set back, longer than any expiry."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A store in which one stage is about to be made, or has been, and the numbers that are drawn for it."""
+    """A store for a stage, and the numbers drawn for it."""
 
     run: Undisturbed
     store: Path
@@ -35,35 +35,34 @@ class Scene:
     seed: int
     number: int
 
-    def place(self, *what: str) -> float:
-        """A number in [0, 1) by hash."""
-        return draw(self.seed, self.number, *what)
+    def place(self, *key: str) -> float:
+        """Return a number in [0, 1) by hash."""
+        return draw(self.seed, self.number, *key)
 
     def gristmill(self) -> subprocess.CompletedProcess[str]:
         """Run the manifest up to the stage."""
         return gristmill(self.run.arguments(self.store, self.stage))
 
     def fuse(self, at: int, act: Act, late: float = 0.0, back: float = 0.0) -> Fuse:
-        """A fuse that burns at a change of the stage."""
+        """Return a fuse that burns at a change of the stage."""
         root = self.run.folder_in(self.store, self.stage).path
         return Fuse(str(root), new_log(self.store), at, act, "any", late, back)
 
-    def some_change(self, *what: str) -> int:
-        """The number of a change that the stage makes."""
-        return 1 + int(self.place("change", *what) * self.run.changes()[self.stage])
+    def some_change(self, *key: str) -> int:
+        """Return the number of a change of the stage."""
+        return 1 + int(self.place("change", *key) * self.run.changes()[self.stage])
 
     def goes_on(self) -> list[str]:
-        """What is wrong after a last run that nothing disturbs."""
-        done = self.gristmill()
-        failed = [] if done.returncode == 0 else [f"the same command failed afterwards: {done.stdout[-300:]}"]
-        return [*failed, *self.run.differences(self.store, [self.stage])]
+        """Run the same command undisturbed; returns sentences about its failure and its differences."""
+        failure = [f"the same command afterwards {sentence}" for sentence in wrong_code(self.gristmill())]
+        return [*failure, *self.run.differences(self.store, [self.stage])]
 
 
 def damage_a_file(scene: Scene, how: str) -> list[str]:
-    """Delete, truncate or flip a bit of a committed file; returns what is not as promised.
+    """Delete, truncate or flip a bit of a committed file; returns sentences about broken promises.
 
-    A file that is gone or shorter is found by whoever needs it; one of the same size by `gristmill verify`, whose
-    `--repair` withdraws it. The next run makes it again.
+    A missing or shorter file is detected at its next use; one of the same size by `gristmill verify`, whose `--repair`
+    withdraws it. The next run makes it again.
     """
     run, folder = scene.run, scene.run.folder_in(scene.store, scene.stage)
     run.lend(scene.store, scene.stage)
@@ -73,33 +72,36 @@ def damage_a_file(scene: Scene, how: str) -> list[str]:
         files += [folder.path / "manifest.json", folder.path / "_SUCCESS"]
     file = files[int(scene.place("file") * len(files))]
     content = file.read_bytes()
-    at = int(scene.place("byte") * len(content))
+    place = int(scene.place("byte") * len(content))
+    if how == "flip":
+        flipped = content[place] ^ 1 << int(scene.place("bit") * 8)
+        file.write_bytes(content[:place] + bytes([flipped]) + content[place + 1 :])
+        return [*_verify(scene, file), *scene.goes_on()]
     if how == "delete":
         file.unlink()
-    elif how == "truncate":
-        file.write_bytes(content[:at])
     else:
-        file.write_bytes(content[:at] + bytes([content[at] ^ 1 << int(scene.place("bit") * 8)]) + content[at + 1 :])
-        return [*_verify(scene, file), *scene.goes_on()]
-    found = [] if folder.state() in ("corrupt", "unfinished") else [f"{file.name}: {how}d, and nobody noticed"]
-    return [*found, *scene.goes_on()]
+        file.write_bytes(content[:place])
+    wrong = [] if folder.state() in ("corrupt", "unfinished") else [f"{file.name}: {how}d, and nobody noticed"]
+    return [*wrong, *scene.goes_on()]
 
 
 def _verify(scene: Scene, file: Path) -> list[str]:
     arguments = ["verify", str(scene.run.manifest), "--store", str(scene.store)]
-    told, mended = gristmill(arguments), gristmill([*arguments, "--repair"])
-    wrong = [] if told.returncode == 1 and file.name in told.stdout else [f"verify did not name {file.name}"]
-    return wrong if mended.returncode == 0 else [*wrong, f"verify --repair failed: {mended.stdout[-300:]}"]
+    verified, repaired = gristmill(arguments), gristmill([*arguments, "--repair"])
+    is_named = verified.returncode == 1 and file.name in verified.stdout
+    wrong = [] if is_named else [f"verify did not name {file.name}"]
+    return [*wrong, *(f"verify --repair {sentence}" for sentence in wrong_code(repaired))]
 
 
 def fill_the_disk(scene: Scene, share: float | None = None) -> list[str]:
-    """Let the disk be full from one of the stage's changes on, but for some pages, then have space.
+    """Fill the disk at one of the stage's changes, except some pages, then free it.
 
-    Every write of every library that comes behind fails for real, in Python, C and C++ alike. The stage either ends
-    with the reason and commits nothing, or has made the right bytes.
+    Every later write of every library really fails, in Python, C and C++. The stage must either end with the reason and
+    commit nothing, or make the right bytes.
 
     Args:
-        share: of the stage's changes, that come before; drawn if None.
+        scene: a store that is mounted here.
+        share: of the stage's changes that come before; drawn if None.
     """
     changes = scene.run.changes()[scene.stage]
     at = 1 + int((scene.place("change") if share is None else share) * changes)
@@ -122,15 +124,15 @@ def fill_the_disk(scene: Scene, share: float | None = None) -> list[str]:
 
 def _wrong_on_a_full_disk(scene: Scene, done: subprocess.CompletedProcess[str]) -> list[str]:
     is_committed = scene.run.folder_in(scene.store, scene.stage).state() == "committed"
-    if is_committed and (wrong := scene.run.differences(scene.store, [scene.stage])):
-        return [f"committed on a full disk: {sentence}" for sentence in wrong]
+    if is_committed and (differences := scene.run.differences(scene.store, [scene.stage])):
+        return [f"committed on a full disk: {sentence}" for sentence in differences]
     if done.returncode == 0:
         return [] if is_committed else ["ended with code 0 and committed nothing"]
-    return _is_told(done, *FULL)
+    return _wrong_failure(done, *FULL)
 
 
 def forbid_writing(scene: Scene) -> list[str]:
-    """Make the stage in a store that cannot be written, after a killed attempt; then let it be written."""
+    """Run the stage in a read-only store, after a killed attempt; then make the store writable."""
     with mounted(scene.store, 1 << 30) as remount:
         scene.run.lend(scene.store, scene.stage)
         gristmill(
@@ -139,19 +141,20 @@ def forbid_writing(scene: Scene) -> list[str]:
         )
         before = _listing(scene.store)
         remount("ro")
-        wrong = _is_told(scene.gristmill(), "Read-only file system")
+        wrong = _wrong_failure(scene.gristmill(), "Read-only file system")
         status = gristmill(["status", str(scene.run.manifest), "--store", str(scene.store)])
-        wrong += [] if status.returncode == 0 else [f"status failed: {status.stdout[-300:]}"]
+        wrong += [f"status {sentence}" for sentence in wrong_code(status)]
         wrong += [] if _listing(scene.store) == before else ["something has changed in it"]
         remount("rw")
         return [*wrong, *scene.goes_on()]
 
 
-def _is_told(done: subprocess.CompletedProcess[str], *reasons: str) -> list[str]:
-    wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1: {done.stdout[-300:]}"]
+def _wrong_failure(done: subprocess.CompletedProcess[str], *reasons: str) -> list[str]:
+    """Return sentences if a command did not fail with one of the reasons."""
+    wrong = wrong_end(done, 1)
     if not any(reason.lower() in done.stdout.lower() for reason in reasons):
         wrong.append(f"does not say {' or '.join(reasons)}: {done.stdout[-300:]}")
-    return [*wrong, "ended with a traceback"] if "Traceback" in done.stdout else wrong
+    return wrong
 
 
 def _listing(folder: Path) -> dict[str, int]:
@@ -159,24 +162,23 @@ def _listing(folder: Path) -> dict[str, int]:
 
 
 def run_two_at_once(scene: Scene, kill_one: bool) -> list[str]:
-    """Start the same command twice; one may be killed on its way. The other makes, or waits for, the same output."""
+    """Start the same command twice, and perhaps kill one; the other makes, or waits for, the same output."""
     scene.run.lend(scene.store, scene.stage)
     fuse = scene.fuse(scene.some_change() if kill_one else 0, "kill it and all above")
     arguments = scene.run.arguments(scene.store, scene.stage)
-    both = [start(arguments, burn_at(fuse)), start(arguments)]
-    codes = [finish(process).returncode for process in both]
-    folder = scene.run.folder_in(scene.store, scene.stage)
-    wrong = [] if codes[1] == 0 else [f"the second run ended with {codes[1]}"]
-    if not kill_one and codes[0] != 0:
-        wrong.append(f"the first run ended with {codes[0]}")
-    made = len(list(folder.logs.glob("*.log")))
-    if made > 1 + kill_one:
-        wrong.append(f"it was made {made} times")
+    started = [start(arguments, burn_at(fuse)), start(arguments)]
+    first, second = [finish(command) for command in started]
+    wrong = [f"the second run {sentence}" for sentence in wrong_code(second)]
+    if not kill_one:
+        wrong += [f"the first run {sentence}" for sentence in wrong_code(first)]
+    attempts = len(list(scene.run.folder_in(scene.store, scene.stage).logs.glob("*.log")))
+    if attempts > 1 + kill_one:
+        wrong.append(f"it was made {attempts} times")
     return [*wrong, *scene.goes_on(), *still_running([fuse.log])]
 
 
 def set_the_clock_back(scene: Scene) -> list[str]:
-    """Kill an attempt, let its files come from the future, and set the clock back in the midst of the next one."""
+    """Kill an attempt, give its files times in the future, and set the clock back in the middle of the next one."""
     scene.run.lend(scene.store, scene.stage)
     arguments = scene.run.arguments(scene.store, scene.stage)
     gristmill(arguments, burn_at(scene.fuse(scene.some_change("kill"), "kill it and all above")))
@@ -185,14 +187,12 @@ def set_the_clock_back(scene: Scene) -> list[str]:
         if not path.is_symlink():
             os.utime(path, (future, future))
     fuse = scene.fuse(scene.some_change("back"), "set the clock back", back=BACK_SECONDS)
-    done = gristmill(arguments, burn_at(fuse))
-    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
-    return [*wrong, *scene.goes_on()]
+    return [*wrong_code(gristmill(arguments, burn_at(fuse))), *scene.goes_on()]
 
 
 @contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Any]:
-    """A small disk in memory at a folder; yields what changes its options.
+    """Mount a small disk in memory at a folder; yields a function that changes its options.
 
     Raises:
         CannotMountError: this process may not mount.
@@ -208,16 +208,16 @@ def mounted(folder: Path, size: int) -> Iterator[Any]:
         raise CannotMountError(mount.stderr.strip())
 
     try:
-        yield lambda options: _once_let_go("mount", "-o", f"remount,{options}", str(folder))
+        yield lambda options: _retry_while_busy("mount", "-o", f"remount,{options}", str(folder))
     finally:
-        _once_let_go("umount", str(folder))
+        _retry_while_busy("umount", str(folder))
 
 
-def _once_let_go(*command: str) -> None:
-    """Run a command on a disk, again and again while what was just killed still has a file of it open.
+def _retry_while_busy(*command: str) -> None:
+    """Run a command on a disk, again and again while a killed process still has a file of it open.
 
     Raises:
-        RuntimeError: it fails for another reason, or for too long; with what it said.
+        RuntimeError: it fails for another reason, or for LEAVE_SECONDS; the message has its output.
     """
     deadline = time.monotonic() + LEAVE_SECONDS
     while (done := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
@@ -227,4 +227,4 @@ def _once_let_go(*command: str) -> None:
 
 
 class CannotMountError(RuntimeError):
-    """This process may not mount a disk, so that nothing is known of full and read-only ones."""
+    """This process may not mount a disk, so that full and read-only ones cannot be tried."""

@@ -1,4 +1,4 @@
-"""The run that nothing disturbed: what every other run is compared with, and what it borrows its inputs from."""
+"""The undisturbed run, with which every disturbed run is compared, and from which it borrows its inputs."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.train.loop.metrics_log import TIMINGS
 
 FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
-"""What a stage keeps of its attempts, which tells how it went and not what it made."""
+"""Files of a stage about its attempts, which are not part of its output."""
 RUN_SECONDS = 900
-"""After so long a run of one stage hangs, also on a machine that others keep busy."""
+"""A longer run of one stage hangs, even on a busy machine."""
 WHOLE_RUN_SECONDS = 3600
-"""The same of a run of all stages, each process of which imports everything itself."""
+"""The same for a run of all stages, each process of which imports all modules itself."""
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A finished run of a manifest in a store of its own, and the log of the changes that it made there.
+    """Finished run of a manifest in a store of its own, and the log of its changes there.
 
     Attributes:
         manifest: the manifest's file.
         store: the clean store.
         log: of the fuse that counted the changes.
-        until: the last stage that counts; the manifest's last one if None.
+        until: last stage; the manifest's last one if None.
     """
 
     manifest: Path
@@ -51,7 +51,7 @@ class Undisturbed:
 
     @classmethod
     def make(cls, folder: Path, until: str | None = None) -> Undisturbed:
-        """Make the run of the tiny project below a folder, or find it there as it was made before.
+        """Run the tiny project below a folder, unless its run is there already.
 
         Raises:
             RuntimeError: it failed.
@@ -64,7 +64,7 @@ class Undisturbed:
 
     @classmethod
     def make_given(cls, folder: Path, whole: Undisturbed) -> Undisturbed:
-        """The same of the project that begins with given tokens, and with the model that the whole run exported."""
+        """Run the project that begins with given tokens, and with the model that the whole run exported."""
         run = cls(folder / "given" / "given.yaml", folder / "clean-given", folder / "changes-given")
         if not run.manifest.exists():
             write_given(folder / "given", whole.session.folder("export").data)
@@ -72,10 +72,13 @@ class Undisturbed:
         return run
 
     def finish(self, settings: Sequence[str] = ()) -> None:
-        """Make what is not there yet.
+        """Run the manifest, unless all stages are committed.
 
         Args:
-            settings: more arguments; such as change no result.
+            settings: more arguments, which change no result.
+
+        Raises:
+            RuntimeError: it failed.
         """
         if all(self.session.folder(stage).state() == "committed" for stage in self.stages):
             return
@@ -85,77 +88,77 @@ class Undisturbed:
         arguments = self.arguments(self.store, self.until, *settings)
         done = finish(start(arguments, burn_at(fuse), warmed=False), WHOLE_RUN_SECONDS)
         if done.returncode:
-            raise RuntimeError(f"the run that nothing disturbs failed with code {done.returncode}:\n{done.stderr}")
+            raise RuntimeError(f"the undisturbed run failed with code {done.returncode}:\n{done.stderr}")
 
     @cached_property
     def session(self) -> Session:
-        """The manifest, planned in the clean store."""
+        """Manifest, planned in the clean store."""
         return open_session(str(self.manifest), [], str(self.store), until=self.until)
 
     @property
     def stages(self) -> list[str]:
-        """The stages in the order in which they run."""
+        """Stages in the order of their runs."""
         return list(self.session.plan)
 
     def changes(self, role: Role = "any") -> dict[str, int]:
-        """Stage -> how many changes it made in its folder, or how many of them a process of that role would make.
+        """Count the changes of each stage in its folder, or those that a process of a role would make.
 
-        The undisturbed run has Beam's work done by threads of the stage: what workers of their own would write is taken
-        to be the shards.
+        In the undisturbed run threads of the stage do Beam's work: the shards are taken to be the changes of workers.
         """
         lines = [line.split(maxsplit=2) for line in Fuse("", str(self.log)).changes()]
-        counted = Counter(
-            path.partition("/")[0]
-            for who, _, path in (line for line in lines if len(line) == 3)
-            if role in ("any", who) or (role == "worker" and who == "stage" and "/part-" in path)
-        )
-        return {stage: counted[stage] for stage in self.stages}
+        counts = Counter[str]()
+        for line in lines:
+            if len(line) != 3:
+                continue
+            line_role, _, path = line
+            is_worker = role == "worker" and line_role == "stage" and "/part-" in path
+            if role in ("any", line_role) or is_worker:
+                counts[path.partition("/")[0]] += 1
+        return {stage: counts[stage] for stage in self.stages}
 
     def arguments(self, store: Path | str, until: str | None = None, *more: str) -> list[str]:
-        """The command line of a run of the manifest."""
+        """Return the command line of a run of the manifest."""
         last = [] if until is None else ["--until", until]
         return ["run", str(self.manifest), "--store", str(store), "--no-ui", *last, *more]
 
     def lend(self, store: Path, until: str) -> None:
-        """Make a store that has the outputs of all stages before one, as links: nobody may write into them."""
+        """Make a store with the outputs of all stages before one, as links, which must not be written into."""
         for stage in self.stages[: self.stages.index(until)]:
             folder = self.session.folder(stage).path
             (store / stage).mkdir(parents=True, exist_ok=True)
             (store / stage / folder.name).symlink_to(folder)
 
     def folder_in(self, store: Path, stage: str) -> StageFolder:
-        """The folder of a stage in another store."""
+        """Return the folder of a stage in another store."""
         return StageFolder(store / stage / self.session.folder(stage).path.name)
 
     def differences(self, store: Path, stages: Sequence[str]) -> list[str]:
-        """A sentence for everything in which a store's outputs differ from the undisturbed ones.
+        """Return a sentence for each difference of a store's outputs from the undisturbed ones.
 
-        Every committed file is compared byte by byte (metrics line by line, without timings), the summaries' counts,
-        the documents of every table by their ids, and the names of all files in the stage's folder, so that neither a
-        half-written file nor an attempt's work stays behind.
+        Compared are every committed file byte by byte (metrics line by line, without timings), the summaries' counts,
+        the documents of every table by their ids, and the names of all files in the stage's folder: no half-written
+        file and no work of an attempt may remain.
         """
-        found = []
+        sentences = []
         for stage in stages:
             clean, other = self.session.folder(stage), self.folder_in(store, stage)
             if other.state() != "committed":
-                found.append(f"{stage} is {other.state()}")
+                sentences.append(f"{stage} is {other.state()}")
                 continue
-            found += [
-                f"{stage}: {sentence}"
-                for sentence in (
-                    *other.damage(deep=True),
-                    *_different_files(clean, other),
-                    *_different_counts(clean, other),
-                    *_lost_or_double(clean, other),
-                    *_left_behind(clean, other),
-                )
+            differences = [
+                *other.damage(deep=True),
+                *_different_files(clean, other),
+                *_different_counts(clean, other),
+                *_lost_or_double(clean, other),
+                *_left_behind(clean, other),
             ]
-        return found
+            sentences += [f"{stage}: {difference}" for difference in differences]
+        return sentences
 
 
 @dataclass(frozen=True)
 class Started:
-    """A command that was started, and where its output goes."""
+    """A running command, and the file of its output."""
 
     arguments: Sequence[str]
     sink: IO[str]
@@ -165,9 +168,9 @@ class Started:
 def gristmill(
     arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of gristmill to its end, in a session of its own; both outputs are kept.
+    """Run a command of gristmill to its end, in a session of its own, and keep its output.
 
-    They go to files, since a pipe would be kept open by any process that the run leaves behind.
+    It goes to a file, since any process that outlives the run would keep a pipe open.
     """
     return finish(start(arguments, environment, warmed))
 
@@ -178,9 +181,8 @@ def start(
     warmed: bool = True,
     within: Sequence[str] = (),
 ) -> Started:
-    """Start a command of gristmill: from an interpreter that has imported all if `warmed`, else from a new one, which
-    the command `within` starts.
-    """
+    """Start a command of gristmill: forked from an interpreter with all imports if `warmed`, else in a new one, which
+    the command `within` starts."""
     sink = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` reads and closes it
     environment = dict(os.environ) if environment is None else environment
     if warmed:
@@ -200,7 +202,7 @@ def start(
 
 
 def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Wait for a command, and read what it printed.
+    """Wait for a command, and read its output.
 
     Raises:
         subprocess.TimeoutExpired: it hangs.
@@ -215,19 +217,31 @@ def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.Complet
     return subprocess.CompletedProcess(list(started.arguments), code, text, text)
 
 
+def wrong_code(done: subprocess.CompletedProcess[str], code: int = 0) -> list[str]:
+    """Return a sentence if a command did not end with a code."""
+    if done.returncode == code:
+        return []
+    return [f"ended with code {done.returncode} instead of {code}: {done.stdout[-300:]}"]
+
+
+def wrong_end(done: subprocess.CompletedProcess[str], code: int = 0) -> list[str]:
+    """Return a sentence if a command did not end with a code, and one if it printed a traceback."""
+    traceback = ["ended with a traceback"] if "Traceback" in done.stdout else []
+    return [*wrong_code(done, code), *traceback]
+
+
 def _different_files(clean: StageFolder, other: StageFolder) -> list[str]:
-    ours, theirs = (folder.manifest()["files"] for folder in (other, clean))
+    ours, theirs = other.manifest()["files"], clean.manifest()["files"]
+    different = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     return [
         f"data/{name} differs"
-        for name in sorted({*ours, *theirs})
-        if ours.get(name) != theirs.get(name)
-        and not (
-            name in ours
-            and name in theirs
-            and name.endswith("metrics.jsonl")
-            and _metrics(other.data / name) == _metrics(clean.data / name)
-        )
+        for name in different
+        if not (name in ours and name in theirs and _same_metrics(clean.data / name, other.data / name))
     ]
+
+
+def _same_metrics(first: Path, second: Path) -> bool:
+    return first.name.endswith("metrics.jsonl") and _metrics(first) == _metrics(second)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
@@ -236,7 +250,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _different_counts(clean: StageFolder, other: StageFolder) -> list[str]:
-    ours, theirs = (_without_asked(folder.manifest()["summary"]) for folder in (other, clean))
+    ours, theirs = _without_requests(other.manifest()["summary"]), _without_requests(clean.manifest()["summary"])
     return [
         f"its summary has another {name}"
         for name in sorted({*ours, *theirs})
@@ -244,29 +258,29 @@ def _different_counts(clean: StageFolder, other: StageFolder) -> list[str]:
     ]
 
 
-def _without_asked(value: Any) -> Any:
-    """A summary without what asking came to in the attempt that ended well, which depends on those before."""
+def _without_requests(value: Any) -> Any:
+    """Return a summary without `asked`: the requests of the last attempt, which depend on earlier attempts."""
     if isinstance(value, list):
-        return [_without_asked(one) for one in value]
-    return (
-        {key: _without_asked(one) for key, one in value.items() if key != "asked"} if isinstance(value, dict) else value
-    )
+        return [_without_requests(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _without_requests(entry) for key, entry in value.items() if key != "asked"}
+    return value
 
 
 def _lost_or_double(clean: StageFolder, other: StageFolder) -> list[str]:
     ours, theirs = _documents(other), _documents(clean)
-    double = sum(count - theirs[key] for key, count in ours.items() if count > theirs[key])
-    lost = sum(count - ours[key] for key, count in theirs.items() if count > ours[key])
-    return [f"{count} documents are {what}" for count, what in ((lost, "lost"), (double, "double")) if count]
+    double, lost = (ours - theirs).total(), (theirs - ours).total()
+    sentences = [f"{lost} documents are lost"] if lost else []
+    return [*sentences, f"{double} documents are double"] if double else sentences
 
 
 def _documents(folder: StageFolder) -> Counter[bytes]:
-    """How often every document's id is in the tables of an output."""
-    found: Counter[bytes] = Counter()
+    """Count each document's id in the tables of an output."""
+    ids: Counter[bytes] = Counter()
     for path in sorted(folder.data.rglob("part-*.parquet")):
         if "id" in pq.read_schema(path).names:
-            found.update(pq.read_table(path, columns=["id"])["id"].to_pylist())
-    return found
+            ids.update(pq.read_table(path, columns=["id"])["id"].to_pylist())
+    return ids
 
 
 def _left_behind(clean: StageFolder, other: StageFolder) -> list[str]:
@@ -278,6 +292,6 @@ def _left_behind(clean: StageFolder, other: StageFolder) -> list[str]:
 
 
 def _names(folder: StageFolder) -> set[str]:
-    """The names of all files that lie in a folder, but for what attempts may keep."""
+    """Return the names of all files in a folder, except FREE_FOLDERS."""
     names = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file())
     return {name for name in names if not name.startswith((*FREE_FOLDERS, "_CORRUPT"))}

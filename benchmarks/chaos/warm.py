@@ -1,11 +1,11 @@
-"""Runs that begin at once: forked from a process that has imported everything, instead of importing it each time.
+"""Runs that start at once: forked from a process that has imported all modules.
 
-A stage of the tiny manifest works for a fraction of a second, and imports for several. Here every process of a run is
-one of its own as always, with its own number, session, output and environment, and signals end it as always; only
-where it would begin with `python -m MODULE`, it is forked from the one that starts it and runs MODULE. Every
-other program (fastText's training, whose memory must be zero when it begins) is started as it is.
+A stage of the tiny manifest works for a fraction of a second, and imports for several. Here every process of a run is a
+process as usual, with its own number, session, output and environment, and signals end it as usual; but instead of
+`python -m MODULE` it is forked from its parent and runs MODULE. Every other program (fastText's training, whose memory
+must be zero at its start) is started as usual.
 
-`python -m benchmarks.chaos.warm SOCKET` is the fork server's inside; `start` is for those outside.
+`python -m benchmarks.chaos.warm SOCKET` is the fork server; `start` is its client.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FORKED = (
     "gristmill.train.torchrun",
     "gristmill.train.worker_main",
 )
-"""What a run starts as `python -m MODULE`."""
+"""Modules that a run starts as `python -m MODULE`."""
 IMPORTED = (
     *FORKED,
     "gristmill.flows.running.launch",
@@ -66,11 +66,11 @@ IMPORTED = (
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
 )
-"""What the server imports besides the stages, as far as it is installed."""
+"""Modules that the server imports besides the stages, if they are installed."""
 PARENT = "GRISTMILL_PARENT"
-"""The variable by which a stage's process knows its parent, with which it ends."""
+"""Variable with the parent of a stage's process, with which it ends."""
 CALLER = "GRISTMILL_WARM_CALLER"
-"""The variable that names the process whose folder and standard streams a command takes."""
+"""Variable with the process whose folder and standard streams a command takes."""
 Request = Mapping[str, Any]
 
 
@@ -80,8 +80,8 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], output: int,
     Args:
         arguments: of the command.
         environment: its environment variables.
-        output: the descriptor that it prints to.
-        caller: a running process, whose folder and standard streams it takes instead of those of this one and `output`.
+        output: descriptor of its output.
+        caller: running process whose folder and standard streams it takes, instead of this one's folder and `output`.
     """
     if caller is not None:
         environment = {**environment, CALLER: str(caller)}
@@ -101,10 +101,10 @@ def _server() -> ForkServer:
 
 
 def main(argv: list[str]) -> None:
-    """Import, and fork runs as they are asked for, until the socket whose descriptor is the only argument is closed."""
+    """Import, and fork runs on request, until the socket is closed whose descriptor is the only argument."""
     (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Before others import it.
+    # before other modules import them
     subprocess.Popen = Popen  # type: ignore[misc]
     os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
     from gristmill.core.processes import without_collection
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
 
 
 def _prepare_numba() -> None:
-    """Let numba import what it needs to load any kernel, which it leaves to the first."""
+    """Let numba import the modules that it needs to load kernels."""
     from numba.core.registry import cpu_target
 
     cpu_target.typing_context.refresh()
@@ -131,34 +131,34 @@ def _prepare_numba() -> None:
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process that is forked and runs its module, where its command is one of those of a run."""
+    """Process that is forked and runs its module if its command is one of a run."""
 
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:
         if _module_of(args) is not None:
-            # What Python calls between fork and exec, and here never leaves.
+            # called between fork and exec, and never returns
             options["preexec_fn"] = partial(become, args, options.get("env"), options.get("pass_fds", ()))
         super().__init__(args, *more, **options)
 
 
 def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: Collection[int] = ()) -> NoReturn:
-    """Go on as `python -m MODULE ...` in a process that was just forked; ends it.
+    """Continue as `python -m MODULE ...` in a forked process, to its end.
 
     Args:
-        command: the interpreter, its options, `-m`, the module and its arguments.
+        command: interpreter, options, `-m`, module and arguments.
         environment: its environment variables; those of the caller if None.
-        kept: the descriptors above 2 that stay open.
+        kept: descriptors above 2 that stay open.
     """
     code = 1
     try:
         _forget_parent(kept)
         if environment is not None:
-            found = dict(environment)
+            variables = dict(environment)
             os.environ.clear()
-            os.environ.update(found)
+            os.environ.update(variables)
         hold()
-        at = command.index("-m")
-        sys.argv = list(command[at + 1 :])
-        is_unbuffered = "-u" in command[:at] or bool(os.environ.get("PYTHONUNBUFFERED"))
+        option = command.index("-m")
+        sys.argv = list(command[option + 1 :])
+        is_unbuffered = "-u" in command[:option] or bool(os.environ.get("PYTHONUNBUFFERED"))
         for stream, number in (("stdout", 1), ("stderr", 2)):
             setattr(
                 sys,
@@ -171,16 +171,16 @@ def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: 
                 ),
             )
         warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
-        runpy.run_module(command[at + 1], run_name="__main__", alter_sys=True)
+        runpy.run_module(command[option + 1], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two of the parent
+    except BaseException:  # noqa: BLE001 - an exception that left here would make a second parent
         traceback.print_exc()
     finally:
-        # What the interpreter does at its own end, and multiprocessing at that of its forks.
+        # as the interpreter at its end, and multiprocessing at that of its forks
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -195,7 +195,7 @@ def _become_flow(request: Request) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     if PARENT in os.environ:
-        os.environ[PARENT] = str(os.getppid())  # it is not who asked
+        os.environ[PARENT] = str(os.getppid())  # not the client
     if caller := os.environ.pop(CALLER, None):
         os.chdir(os.readlink(f"/proc/{caller}/cwd"))
         for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
@@ -207,14 +207,14 @@ def _become_flow(request: Request) -> NoReturn:
 
 
 def _execute(real: Callable[[str, Sequence[str]], None], path: str, command: Sequence[str]) -> None:
-    """Instead of `os.execv`: the same process runs another module."""
+    """Replacement of `os.execv`: run another module in the same process."""
     if _module_of(command) is None:
         real(path, command)
     become(command, None)
 
 
 def _module_of(command: Any) -> str | None:
-    """The module that a command starts, if it is one of a run's."""
+    """Return the module of a command, if it is one of FORKED."""
     if isinstance(command, str | bytes) or not command or command[0] != sys.executable or "-m" not in command:
         return None
     module = command[command.index("-m") + 1]
@@ -222,9 +222,10 @@ def _module_of(command: Any) -> str | None:
 
 
 def _forget_parent(kept: Collection[int]) -> None:
-    """Leave behind what an `exec` would: signal handlers, open descriptors, threads, what is to be done at the end.
+    """Drop signal handlers, open descriptors, threads and exit handlers, as an `exec` does.
 
-    A descriptor's number stays taken, by nothing: objects of the parent that still name it can close no other file.
+    A descriptor's number stays in use, for /dev/null: objects of the parent that still refer to it cannot close another
+    file.
     """
     atexit._clear()
     futures._threads_queues.clear()  # type: ignore[attr-defined]
@@ -233,7 +234,7 @@ def _forget_parent(kept: Collection[int]) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does when it begins
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python at its start
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor != nothing and descriptor not in kept and _is_open(descriptor):

@@ -1,31 +1,31 @@
 """Asking models: requests per second of our client and of the stages that use it, beside plain loops over httpx.
 
-The endpoint is a process of its own that answers at once, so that what is measured is the client: our one keeps every
-answer on the disk by its key, the loop only collects them. A stage also reads its documents, fills templates in, checks
-answers, and writes tables, lineage and counts; the loop beside it has the texts in memory, fills the same templates in
-by Jinja, and parses the answers. The sides take turns; times are of the processor, of all threads.
+The endpoint is a process of its own that answers at once, so that the client is measured: ours keeps every answer on
+disk by its key, the loop only collects them. A stage also reads its documents, fills in templates, checks answers, and
+writes tables, lineage and counts; the loop beside it has the texts in memory, fills in the same templates by Jinja, and
+parses the answers. The sides take turns; times are of the processor, of all threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import itertools
 import json
 import multiprocessing
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from benchmarks.dataprep.own_steps import write_shard
+from benchmarks.dataprep.stage_runs import stage_runs, write_shard
 from benchmarks.measuring import Row, fastest, row
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.examples import make_examples
+from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
 from gristmill.dataprep.llm.judge_pairs import pair_text
 from gristmill.dataprep.llm.llm_client import ask
 from gristmill.dataprep.llm.prompt_templates import shipped
@@ -36,37 +36,37 @@ REQUESTS = 2000
 AT_ONCE = 16
 REPEATS, STAGE_REPEATS = 5, 3
 WORDS = "a text as long as a short document is, of some forty bytes a line " * 30
-SAID = json.dumps({"score": 3, "better": "first", "reason": "word " * 50})
-"""Of the form that any of the stages wants."""
+CONTENT = json.dumps({"score": 3, "better": "first", "reason": "word " * 50})
+"""Text of every answer; each stage finds the fields in it that it needs."""
 ANSWER = json.dumps(
     {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": CONTENT}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 500, "completion_tokens": 60},
     }
 ).encode()
 
 
 def rows(requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator[Row]:
-    """Our client, and a loop over httpx with a semaphore; then the stages, each beside the same."""
+    """Measure our client, then the stages, each beside a loop over httpx with a semaphore."""
     with answering() as url, tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
-        work = iter(range(1000))
+        numbers = itertools.count()
 
         def ours() -> None:
-            context = Context(work=Path(folder) / str(next(work)), emit=lambda event: None)
+            context = Context(work=Path(folder) / str(next(numbers)), emit=lambda event: None)
             model = AskedModel(endpoint=url, model="bench", concurrency=AT_ONCE)
             assert sum(1 for _ in ask(map(prompt, texts), model, context)) == requests
 
         texts = [f"{number}: {WORDS}" for number in range(requests)]
-        mine, plain = fastest(
+        our_seconds, plain_seconds = fastest(
             repeats,
             ours,
-            lambda: asyncio.run(loop(url, texts, [lambda text, said: text])),
+            lambda: asyncio.run(loop(url, texts, [lambda text, answers: text])),
             clock=time.process_time,
         )
         yield row(
             "asking: requests/s",
-            requests / mine,
-            requests / plain,
+            requests / our_seconds,
+            requests / plain_seconds,
             "requests/s",
             f"{requests:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
             "httpx that keeps nothing",
@@ -74,159 +74,166 @@ def rows(requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = 
         yield from stage_rows(url, Path(folder), texts[::2], stage_repeats)
 
 
+Prompt = Callable[[Any, Sequence[str]], str]
+"""(item, its answers so far) -> the next prompt."""
+
+
+class Plan(NamedTuple):
+    """A stage, and the prompts that the loop beside it asks.
+
+    Attributes:
+        name: end of the row's name.
+        stage: its module.
+        inputs, config: of the stage.
+        items: each of which gets all prompts.
+        prompts: one after the other.
+    """
+
+    name: str
+    stage: ModuleType
+    inputs: dict[str, Path]
+    config: dict[str, Any]
+    items: Sequence[Any]
+    prompts: Sequence[Prompt]
+
+
 def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> Iterator[Row]:
-    """Documents that are judged, pairs that are compared, documents and examples that are written."""
-    model = {"endpoint": url, "model": "bench", "concurrency": AT_ONCE}
-    write_shard(folder / "ingest", 0, texts)
-    pairs = [pair_text(f"Question {number}?", text, f"{text} again") for number, text in enumerate(texts[::2])]
-    write_shard(folder / "pairs", 0, pairs)
-    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (folder / "asked.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4]))
-    judged, compared, taught, criticised, revised = map(
-        fill, ("judge-educational", "compare-pairs", "generate-textbook", "critique", "revision")
-    )
-    principles = ["Be kind."]
-    told = {
-        "sources": {"web": {"path": str(folder / "web.jsonl")}},
-        "ingest": {},
-        "order": ["taught"],
-        "seed": 1,
-        "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}},
-    }
-    orders = [
-        (pair, *order) for pair in map(json.loads, pairs) for order in (("chosen", "rejected"), ("rejected", "chosen"))
-    ]
-    plans: list[tuple[str, str, dict[str, Path], dict[str, Any], Sequence[Any], Sequence[Step]]] = [
-        (
-            "judge",
-            "llm.judge",
-            {"ingest": folder / "ingest"},
-            {"model": model},
-            texts,
-            [lambda text, said: judged(text=text, source="web", answer_schema="{}")],
-        ),
-        (
-            "judge_pairs",
-            "llm.judge_pairs",
-            {"ingest": folder / "pairs"},
-            {"model": model},
-            orders,
-            [
-                lambda one, said: compared(
-                    prompt=one[0]["prompt"], first=one[0][one[1]], second=one[0][one[2]], answer_schema="{}"
-                )
-            ],
-        ),
-        ("generate", "llm.generated_documents", {}, told, texts, [lambda text, said: taught(text=text)]),
-        (
-            "examples, one revision",
-            "examples.make_examples",
-            {},
-            {
-                "name": "revised",
-                "seed": 1,
-                "section": {
-                    "data": [{"path": str(folder / "asked.jsonl")}],
-                    "model": model,
-                    "revise": {"principles": principles, "rounds": 1},
-                },
-            },
-            texts[::4],
-            [
-                lambda text, said: text,
-                lambda text, said: criticised(prompt=text, answer=said[0], principle=principles[0]),
-                lambda text, said: revised(prompt=text, answer=said[0], principle=principles[0], critique=said[1]),
-            ],
-        ),
-    ]
-    for name, module, inputs, config, items, steps in plans:
-        requests = len(items) * len(steps)
-        mine, plain = fastest(
+    """Measure judged documents, compared pairs, and generated documents and examples."""
+    for plan in stage_plans(url, folder, texts):
+        requests = len(plan.items) * len(plan.prompts)
+        our_seconds, plain_seconds = fastest(
             repeats,
-            stage(module, inputs, config, folder),
-            partial(lambda items, steps: asyncio.run(loop(url, items, steps)), items, steps),
+            stage_runs(plan.stage.run, plan.inputs, plan.config, folder / plan.stage.__name__),
+            lambda plan=plan: asyncio.run(loop(url, plan.items, plan.prompts)),  # type: ignore[misc]
             clock=time.process_time,
         )
         yield row(
-            f"asking, {name}: requests/s",
-            requests / mine,
-            requests / plain,
+            f"asking, {plan.name}: requests/s",
+            requests / our_seconds,
+            requests / plain_seconds,
             "requests/s",
             f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that keeps nothing",
             floor=0.65,  # 0.77 (judge) to 0.97 of 100 requests by processor time, 2026-11-24, 2 busy cores
         )
 
 
-def stage(module: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path) -> Callable[[], None]:
-    """The whole work of a stage, in folders that are removed."""
-    function, numbers = importlib.import_module(f"gristmill.dataprep.{module}").run, itertools.count()
-
-    def run() -> None:
-        work = folder / f"{module}-{next(numbers)}"
-        (work / "out").mkdir(parents=True)
-        context = Context(work=work / "work", stage="bench", mode="memory", emit=lambda event: None)
-        context.work.mkdir()
-        function(inputs, config, work / "out", context)
-        shutil.rmtree(work)
-
-    return run
+def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
+    """Write the inputs of all stages."""
+    model = {"endpoint": url, "model": "bench", "concurrency": AT_ONCE}
+    write_shard(folder / "ingest", 0, texts)
+    pairs = [pair_text(f"Question {number}?", text, f"{text} again") for number, text in enumerate(texts[::2])]
+    write_shard(folder / "pairs", 0, pairs)
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4]))
+    judge_template, compare_template = fill("judge-educational"), fill("compare-pairs")
+    textbook, critique, revision = fill("generate-textbook"), fill("critique"), fill("revision")
+    principle = "Be kind."
+    ordered_pairs = []
+    for pair in map(json.loads, pairs):
+        ordered_pairs.append((pair["prompt"], pair["chosen"], pair["rejected"]))
+        ordered_pairs.append((pair["prompt"], pair["rejected"], pair["chosen"]))
+    generate_config = {
+        "sources": {"web": {"path": str(folder / "web.jsonl")}},
+        "ingest": {},
+        "order": ["taught"],
+        "seed": 1,
+        "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}},
+    }
+    examples_config = {
+        "name": "revised",
+        "seed": 1,
+        "section": {
+            "data": [{"path": str(folder / "prompts.jsonl")}],
+            "model": model,
+            "revise": {"principles": [principle], "rounds": 1},
+        },
+    }
+    return [
+        Plan(
+            "judge",
+            judge,
+            {"ingest": folder / "ingest"},
+            {"model": model},
+            texts,
+            [lambda text, answers: judge_template(text=text, source="web", answer_schema="{}")],
+        ),
+        Plan(
+            "judge_pairs",
+            judge_pairs,
+            {"ingest": folder / "pairs"},
+            {"model": model},
+            ordered_pairs,
+            [lambda pair, answers: compare_template(prompt=pair[0], first=pair[1], second=pair[2], answer_schema="{}")],
+        ),
+        Plan("generate", generated_documents, {}, generate_config, texts, [lambda text, answers: textbook(text=text)]),
+        Plan(
+            "examples, one revision",
+            make_examples,
+            {},
+            examples_config,
+            texts[::4],
+            [
+                lambda text, answers: text,
+                lambda text, answers: critique(prompt=text, answer=answers[0], principle=principle),
+                lambda text, answers: revision(
+                    prompt=text, answer=answers[0], principle=principle, critique=answers[1]
+                ),
+            ],
+        ),
+    ]
 
 
 def fill(name: str) -> Callable[..., str]:
-    """A template that comes with gristmill, filled in by Jinja alone."""
+    """Return a function that fills in a template of gristmill by Jinja alone."""
     from jinja2 import Environment
 
     template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(shipped(name).text)
-    filled: Callable[..., str] = template.render
-    return filled
+    render: Callable[..., str] = template.render
+    return render
 
 
-Step = Callable[[Any, Sequence[str]], str]
-"""(an item, what was answered about it so far) -> the next prompt."""
-
-
-async def loop(url: str, items: Sequence[Any], steps: Sequence[Step]) -> None:
-    """What one would write without us: each item's prompts behind each other, many items at a time."""
+async def loop(url: str, items: Sequence[Any], prompts: Sequence[Prompt]) -> None:
+    """Ask a plain client: each item's prompts one after the other, many items at a time."""
     import httpx
 
     slots = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=AT_ONCE), trust_env=False) as client:
 
-        async def one(item: Any) -> list[str]:
-            said: list[str] = []
+        async def ask_about(item: Any) -> list[str]:
+            answers: list[str] = []
             async with slots:
-                for step in steps:
-                    found = await client.post(
+                for prompt_of in prompts:
+                    response = await client.post(
                         f"{url}/chat/completions",
                         json={
                             "model": "bench",
-                            "messages": [{"role": "user", "content": step(item, said)}],
+                            "messages": [{"role": "user", "content": prompt_of(item, answers)}],
                             "temperature": 0.0,
                             "max_tokens": 512,
                         },
                     )
-                    said.append(str(found.json()["choices"][0]["message"]["content"]))
-            json.loads(said[-1])
-            return said
+                    answers.append(str(response.json()["choices"][0]["message"]["content"]))
+            json.loads(answers[-1])
+            return answers
 
-        assert len(await asyncio.gather(*map(one, items))) == len(items)
+        assert len(await asyncio.gather(*map(ask_about, items))) == len(items)
 
 
 @contextmanager
 def answering() -> Iterator[str]:
-    """The address of an endpoint that answers at once, in a process of its own."""
+    """Serve an endpoint that answers at once, in a process of its own; yields its address."""
     spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(there,), daemon=True)
+    receiver, sender = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(sender,), daemon=True)
     process.start()
     try:
-        yield f"http://127.0.0.1:{here.recv()}/v1"
+        yield f"http://127.0.0.1:{receiver.recv()}/v1"
     finally:
         process.terminate()
         process.join()
 
 
-def _serve(told: Connection) -> None:
+def _serve(ports: Connection) -> None:
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(ANSWER)}\r\n\r\n".encode()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -240,7 +247,7 @@ def _serve(told: Connection) -> None:
 
     async def main() -> Any:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        told.send(server.sockets[0].getsockname()[1])
+        ports.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     asyncio.run(main())

@@ -1,8 +1,8 @@
-"""The share of texts on which each dialect of Gopher's rules has the verdict of its project's own code.
+"""Share of texts on which each dialect of Gopher's rules has the verdict of its project's own code.
 
-datatrove judges in the same run, where it is installed. Of DCLM, Dolma, NeMo Curator and RedPajama, which need
-environments of their own, the verdicts on the same made texts are recorded in `dialect_verdicts.json`, with the commit
-of the project and by `.ci/peers/record_verdicts.py`.
+datatrove judges in the same run if it is installed. DCLM, Dolma, NeMo Curator and RedPajama need environments of their
+own: their verdicts on the same texts are recorded in `dialect_verdicts.json` with the project's commit, by
+`.ci/peers/record_verdicts.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +25,9 @@ from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 
 RECORDED = Path(__file__).with_name("dialect_verdicts.json")
 DOCUMENTS = 4
-"""Of every kind, each also in a mangled form."""
+"""Texts of each kind; each also occurs in a mangled form."""
 MANGLED = 4
-"""Changes of a mangled text."""
+"""Number of changes of a mangled text."""
 SNIPPETS = (
     "can't",
     "e.g.",
@@ -54,7 +55,7 @@ SNIPPETS = (
 
 
 def made_texts() -> list[str]:
-    """Texts of all kinds as they are, and with words, marks and pieces of their own put in; the same in every run."""
+    """Return texts of all kinds, plain, and with words, marks and copied pieces inserted; the same in every run."""
     plain = [text for kind in KINDS for text in documents(kind, DOCUMENTS)]
     return plain + [_mangled(text, random.Random(number)) for number, text in enumerate(plain)]
 
@@ -69,37 +70,29 @@ def _mangled(text: str, source: random.Random) -> str:
 
 
 def rows() -> Iterator[Row]:
-    """Per dialect the share of equal verdicts."""
+    """Measure the share of equal verdicts of each dialect."""
     texts = made_texts()
-    verdicts = {name: [bit == "1" for bit in peer["kept"]] for name, peer in _recorded().items()}
-    notes = {name: f"recorded of commit {peer['commit'][:7]}" for name, peer in _recorded().items()}
+    recorded: dict[str, dict[str, str]] = json.loads(RECORDED.read_text())
+    verdicts = {name: [bit == "1" for bit in peer["kept"]] for name, peer in recorded.items()}
+    notes = {name: f"recorded of commit {peer['commit'][:7]}" for name, peer in recorded.items()}
     if importlib.util.find_spec("datatrove") is not None and importlib.util.find_spec("spacy") is not None:
         verdicts["datatrove"] = datatrove_keeps(texts)
         notes["datatrove"] = f"datatrove {importlib.metadata.version('datatrove')} in the same run"
     for dialect in gopher.DIALECTS:
         peer = verdicts.get(dialect)
         note = notes.get(dialect, "its project's code is neither recorded nor installed")
-        ours = None if peer is None else _equal_share(kept(texts, dialect), peer)
+        ours = None if peer is None else sum(map(operator.eq, kept(texts, dialect), peer)) / len(texts)
         yield row(f"equal verdicts, dialect {dialect}", ours, 1.0, "of texts", f"{len(texts)} texts; {note}")
 
 
-def _recorded() -> dict[str, dict[str, str]]:
-    recorded: dict[str, dict[str, str]] = json.loads(RECORDED.read_text())
-    return recorded
-
-
-def _equal_share(ours: Sequence[bool], peer: Sequence[bool]) -> float:
-    return sum(one == other for one, other in zip(ours, peer, strict=True)) / len(ours)
-
-
 def thresholds(dialect: str) -> tuple[GopherQuality, GopherRepetition]:
-    """Gopher's usual thresholds in a dialect."""
+    """Return Gopher's usual thresholds in a dialect."""
     settings = {"dialect": dialect}
     return GopherQuality.model_validate(settings), GopherRepetition.model_validate(settings)
 
 
 def kept(texts: Sequence[str], dialect: str) -> list[bool]:
-    """Which texts the dialect keeps."""
+    """Return True for each text that the dialect keeps."""
     quality, repetition = thresholds(dialect)
     statistics = gopher.statistics(pa.array(texts, pa.large_string()), quality)
     reasons = first_failures(failures(statistics, {"quality": quality, "repetition": repetition}), len(texts))
@@ -107,7 +100,7 @@ def kept(texts: Sequence[str], dialect: str) -> list[bool]:
 
 
 def datatrove_keeps(texts: Sequence[str]) -> list[bool]:
-    """Which texts datatrove's two filters keep."""
+    """Return True for each text that datatrove's two filters keep."""
     from datatrove.data import Document
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 

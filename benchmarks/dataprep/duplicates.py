@@ -1,21 +1,19 @@
-"""How well near-duplicates are found: among labelled revisions of real documents, and planted at known similarities.
+"""Recall and precision of near-duplicates: labelled revisions of real documents, and pairs planted at known similarity.
 
 The labelled pairs are revisions of Python Enhancement Proposals with their exact Jaccard similarities, computed by
-other code; the peer of the links is datasketch's `MinHashLSH` with as many permutations, left to choose its own bands.
-Links are not yet what is lost: of the documents that the stage drops it is counted how many are as alike to the one
-that is kept for them as the threshold says, and of the labelled pairs how many are both kept; the peer is the rule
-`clusters: connected`, single linkage, on the same links. Of the
-planted pairs the peer is the theory: 1 - (1 - J^rows)^bands pairs share a band (Leskovec et al., section 3.4), and the
-share of equal permutations deviates from J by sqrt(J (1 - J) / permutations) (Broder 1997).
+other code; the peer of the links is datasketch's `MinHashLSH` with as many permutations, which chooses its own bands.
+Links are not yet losses: further rows have the share of dropped documents that are similar enough to the one kept for
+them, and the share of labelled pairs that are both kept; the peer is the rule `clusters: connected`, single linkage, on
+the same links. The peer of the planted pairs is the theory: 1 - (1 - J^rows)^bands pairs share a band (Leskovec et al.,
+section 3.4), and the share of equal permutations deviates from J by sqrt(J (1 - J) / permutations) (Broder 1997).
 
-For speed, each peer computes as many permutations over word 5-grams as its documentation has it in its fastest exact
-form. rensa's faster `rho` entry points are no peers: of a long document they look at a few positions only, so that one
+For speed, each peer computes as many permutations over word 5-grams as its documentation does, in its fastest exact
+form. rensa's faster `rho` entry points are not peers: they read only a few positions of a long document, so that one
 inserted word hides a duplicate.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
+from benchmarks.dataprep.stage_runs import stage_runs, write_shard
 from benchmarks.dataprep.texts import rate
 from benchmarks.installed_texts import documentation
-from benchmarks.measuring import Row, row
-from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
+from benchmarks.measuring import Row, cost_row, row
+from benchmarks.public_data import read_records
+from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
@@ -50,7 +49,7 @@ Pair = tuple[int, int]
 
 
 def quality_rows() -> Iterator[Row]:
-    """Recall and precision on the labelled pairs, and recall and the estimate's error on the planted ones."""
+    """Measure recall and precision on labelled pairs, and recall and the estimate's error on planted ones."""
     folder = data_folder() / "dedup" / "pep_revisions"
     if (folder / "docs.jsonl.zst").exists():
         yield from labelled_rows(folder)
@@ -60,72 +59,56 @@ def quality_rows() -> Iterator[Row]:
 
 
 def labelled_rows(folder: Path) -> Iterator[Row]:
-    """Recall and precision of links over the pairs whose similarity reaches the threshold, and what the rules drop."""
-    documents = {row["id"]: row["text"] for row in read_lines(folder / "docs.jsonl.zst")}
-    names = {identity: number for number, identity in enumerate(documents)}
+    """Measure recall and precision of links for pairs above the threshold, and the documents that the rules drop."""
+    documents = {record["id"]: record["text"] for record in read_records(folder / "docs.jsonl.zst")}
+    numbers = {identity: number for number, identity in enumerate(documents)}
     truth = {
-        _pair(names[row["a"]], names[row["b"]])
-        for row in read_lines(folder / "pairs.jsonl.zst")
-        if row["jaccard_w5"] >= SECTION.threshold
+        _pair(numbers[record["a"]], numbers[record["b"]])
+        for record in read_records(folder / "pairs.jsonl.zst")
+        if record["jaccard_w5"] >= SECTION.threshold
     }
     texts = list(documents.values())
-    ours, peer = found_pairs(texts), found_by_datasketch(texts)
-    measures = {"recall": len(truth), "precision": None}
-    for name, of in measures.items():
-        our_share, peer_share = (len(truth & found) / (of or len(found)) for found in (ours, peer))
-        yield row(f"near duplicates, revisions: {name}", our_share, peer_share, "of links", "peer: datasketch")
-    (right, left), (right_peer, left_peer) = (judge_rule(texts, truth, rule) for rule in ("survivors", "connected"))
-    yield row(
-        "near duplicates, revisions: dropped for one that is alike",
-        right,
-        right_peer,
-        "of dropped",
-        "peer: clusters: connected",
-    )
-    yield {
-        "name": "near duplicates, revisions: alike and both kept",
-        "ours": left,
-        "peer": left_peer,
-        "unit": "of pairs",
-        "ratio": left_peer / left if left else None,
-        "note": "peer: clusters: connected",
-    }
+    ours, peer = linked_pairs(texts), linked_by_datasketch(texts)
+    our_hits, peer_hits = len(truth & ours), len(truth & peer)
+    name, note = "near duplicates, revisions", "peer: datasketch"
+    yield row(f"{name}: recall", our_hits / len(truth), peer_hits / len(truth), "of links", note)
+    yield row(f"{name}: precision", our_hits / len(ours), peer_hits / len(peer), "of links", note)
+    right, both_kept = judge_rule(texts, truth, "survivors")
+    peer_right, peer_both_kept = judge_rule(texts, truth, "connected")
+    note = "peer: clusters: connected"
+    yield row(f"{name}: dropped for one that is alike", right, peer_right, "of dropped", note)
+    yield cost_row(f"{name}: alike and both kept", both_kept, peer_both_kept, "of pairs", note)
 
 
 def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float, float]:
-    """What the stage makes of texts with one rule of `clusters`.
+    """Run the stage on texts with a rule of `clusters`.
 
     Args:
-        truth: the pairs of texts, by number, that are alike.
+        texts: documents.
+        truth: pairs of similar texts, by number.
+        rule: its name.
 
     Returns:
-        the share of the dropped texts that are alike to the one that is kept for them, and the share of the pairs of
-        which both are kept.
+        the share of dropped texts that are similar to the text kept for them, and the share of pairs that are both
+        kept.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = [f"{number}" for number in range(len(texts))]
-        ids = [document_id("", place, text) for place, text in zip(places, texts, strict=True)]
-        table = pa.table(
-            {"id": ids, "source": [""] * len(texts), "locator": places, "text": texts, "metadata": ["{}"] * len(texts)}
-        )
-        write_table(folder / "ingest" / "part-00000.parquet", table.cast(DOCUMENT_SCHEMA))
-        (folder / "work").mkdir()
-        dedup.run(
-            {"ingest": folder / "ingest"},
-            {"clusters": rule, "index": False},
-            folder / "out",
-            Context(work=folder / "work", emit=lambda event: None),
-        )
-        twins = read_table(folder / "out" / "clusters.parquet", ["member_locator", "survivor_locator"]).to_pylist()
-    pairs = [(int(twin["member_locator"]), int(twin["survivor_locator"])) for twin in twins]
-    gone = {member for member, _ in pairs}
+        write_shard(folder / "ingest", 0, texts)
+        run = stage_runs(dedup.run, {"ingest": folder / "ingest"}, {"clusters": rule, "index": False}, folder)()
+        twins = read_table(run.out / "clusters.parquet", ["member_locator", "survivor_locator"]).to_pylist()
+    pairs = [(_row_of(twin["member_locator"]), _row_of(twin["survivor_locator"])) for twin in twins]
+    dropped = {member for member, _ in pairs}
     right = sum(_pair(*pair) in truth for pair in pairs)
-    return right / len(pairs), sum(gone.isdisjoint(pair) for pair in truth) / len(truth)
+    return right / len(pairs), sum(dropped.isdisjoint(pair) for pair in truth) / len(truth)
+
+
+def _row_of(locator: str) -> int:
+    return int(locator.partition("/")[2])
 
 
 def planted_rows() -> Iterator[Row]:
-    """Recall of pairs by similarity, and the error of the estimated similarity, each against the theory."""
+    """Measure recall of pairs by similarity, and the error of the estimated similarity, against the theory."""
     errors, variances = [], []
     for step in STEPS:
         sets = shingle_sets(pa.array([text for pair in plant(step) for text in pair], pa.large_string()), SECTION.ngram)
@@ -140,19 +123,13 @@ def planted_rows() -> Iterator[Row]:
         yield row(
             f"near duplicates, planted: recall at {jaccard.mean():.2f}", recall, theory, "of pairs", "peer: theory"
         )
-    error, expected = (float(np.sqrt(np.concatenate(values).mean())) for values in (np.square(errors), variances))
-    yield {
-        "name": "near duplicates, planted: estimate's error",
-        "ours": error,
-        "peer": expected,
-        "unit": "RMS",
-        "ratio": expected / error,
-        "note": "peer: theory",
-    }
+    error = float(np.sqrt(np.square(np.concatenate(errors)).mean()))
+    expected = float(np.sqrt(np.concatenate(variances).mean()))
+    yield cost_row("near duplicates, planted: estimate's error", error, expected, "RMS", "peer: theory")
 
 
 def plant(jaccard: float) -> Iterator[tuple[str, str]]:
-    """Pairs of texts of about this similarity: words of one are replaced, each by itself, which costs n shingles."""
+    """Draw pairs of texts of about this similarity: single words of one are replaced, each of which costs n shingles."""
     source = random.Random(f"pairs at {jaccard}")
     shingles = WORDS - SECTION.ngram + 1
     edits = round(shingles * (1 - jaccard) / (SECTION.ngram * (1 + jaccard)))
@@ -165,8 +142,8 @@ def plant(jaccard: float) -> Iterator[tuple[str, str]]:
         yield " ".join(words), " ".join(changed)
 
 
-def found_pairs(texts: Sequence[str]) -> set[Pair]:
-    """The pairs that share a band and reach the threshold; of equal texts, each by itself."""
+def linked_pairs(texts: Sequence[str]) -> set[Pair]:
+    """Return pairs that share a band and reach the threshold; equal texts count one by one."""
     sets = shingle_sets(pa.array(texts, pa.large_string()), SECTION.ngram)
     keys = band_keys(signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows)
     documents = np.repeat(np.arange(len(texts)), SECTION.bands)
@@ -174,26 +151,18 @@ def found_pairs(texts: Sequence[str]) -> set[Pair]:
     return {_pair(a, b) for a, b in pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= SECTION.threshold].tolist()}
 
 
-def found_by_datasketch(texts: Sequence[str]) -> set[Pair]:
-    """The pairs that datasketch's index answers, as its documentation builds it, for the same threshold."""
+def linked_by_datasketch(texts: Sequence[str]) -> set[Pair]:
+    """Return pairs of datasketch's index, built as in its documentation, for the same threshold."""
     from datasketch import MinHash, MinHashLSH
 
     index = MinHashLSH(threshold=SECTION.threshold, num_perm=PERMUTATIONS)
-    found = set()
+    pairs = set()
     for number, text in enumerate(texts):
         sketch = MinHash(PERMUTATIONS)
-        sketch.update_batch([shingle.encode() for shingle in word_ngrams(text)])
-        found |= {_pair(other, number) for other in index.query(sketch)}
+        sketch.update_batch([shingle.encode() for shingle in shingles_of(text)])
+        pairs |= {_pair(earlier, number) for earlier in index.query(sketch)}
         index.insert(number, sketch)
-    return found
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a compressed JSONL file."""
-    import zstandard
-
-    with zstandard.open(path, "rt", encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
+    return pairs
 
 
 def _pair(first: int, second: int) -> Pair:
@@ -201,46 +170,47 @@ def _pair(first: int, second: int) -> Pair:
 
 
 def speed_rows(documents: int = DOCUMENTS) -> Iterator[Row]:
-    """From text to MinHash bands, one row per peer; both sides in MB of UTF-8 per second."""
+    """Measure MB of UTF-8 per second from text to MinHash bands, against each peer."""
     texts = documentation(documents)
     array = pa.array(texts, pa.large_string())
     minhash_bands(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
     # 62 and 18, 2026-11-24, 2 busy cores; 43 and 15 on other text, 2026-11-23.
     for peer, work, floor in (("datasketch", with_datasketch, 30), ("rensa", with_rensa, 10)):
         ours = rate(lambda: minhash_bands(array), texts)
-        yield against(peer, ours, work, texts[:PEER_DOCUMENTS], floor)
+        if find_spec(peer) is None:
+            yield row(f"minhash_vs_{peer}", ours, None, "MB/s", f"{peer} is not installed")
+        else:
+            yield row(f"minhash_vs_{peer}", ours, peer_rate(work, texts[:PEER_DOCUMENTS]), "MB/s", floor=floor)
 
 
-def against(peer: str, ours: float, work: Callable[[Sequence[str]], Any], texts: list[str], floor: float) -> Row:
-    """The row of one peer, empty where it is not installed."""
-    if find_spec(peer) is None:
-        return row(f"minhash_vs_{peer}", ours, None, "MB/s", f"{peer} is not installed")
-    return row(f"minhash_vs_{peer}", ours, rate(lambda: work(texts), texts), "MB/s", floor=floor)
+def peer_rate(work: Callable[[Sequence[str]], Any], texts: list[str]) -> float:
+    """Return MB of UTF-8 per second of a peer."""
+    return rate(lambda: work(texts), texts)
 
 
 def minhash_bands(texts: pa.Array) -> Any:
-    """Band keys from text, as `dedup` makes them."""
+    """Compute band keys of texts as `dedup` does."""
     sets = shingle_sets(texts, SECTION.ngram)
     return band_keys(signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows)
 
 
-def word_ngrams(text: str) -> set[str]:
-    """The peers' shingles: words in lower case, between spaces."""
+def shingles_of(text: str) -> set[str]:
+    """Return the peers' shingles: words in lower case, between spaces."""
     words = text.lower().split()
     return {" ".join(words[at : at + SECTION.ngram]) for at in range(max(1, len(words) - SECTION.ngram + 1))}
 
 
 def with_datasketch(texts: Sequence[str]) -> None:
-    """Signatures by datasketch, a document's shingles in one batch."""
+    """Compute signatures by datasketch, a document's shingles in one batch."""
     from datasketch import MinHash
 
     for text in texts:
-        shingles = [shingle.encode() for shingle in word_ngrams(text)]
+        shingles = [shingle.encode() for shingle in shingles_of(text)]
         MinHash(PERMUTATIONS, seed=SECTION.seed, scheme="affine32").update_batch(shingles)
 
 
 def with_rensa(texts: Sequence[str]) -> None:
-    """Signatures by rensa over all shingles of every document, all documents in one call."""
+    """Compute signatures by rensa over all shingles of every document, all documents in one call."""
     from rensa import RMinHash
 
-    RMinHash.digest_matrix_from_token_sets([word_ngrams(text) for text in texts], PERMUTATIONS, SECTION.seed)
+    RMinHash.digest_matrix_from_token_sets([shingles_of(text) for text in texts], PERMUTATIONS, SECTION.seed)

@@ -1,4 +1,4 @@
-"""What the rules that `gristmill new` proposes keep of thirty kinds of text, and what Gopher's rules alone keep."""
+"""Share of thirty kinds of text that the rules proposed by `gristmill new` keep, beside Gopher's rules alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOPHER = ("gopher_quality", "gopher_repetition")
 
 
 def rows() -> Iterator[Row]:
-    """Per kind the share that is kept; the peer is Gopher's rules in the default dialect."""
+    """Measure the kept share of each kind; the peer is Gopher's rules in the default dialect."""
     proposed = Rules.model_validate(expand(list(PROSE_RULES)))
     gopher = Rules.model_validate(expand(list(GOPHER)))
     for kind in KINDS:
@@ -33,7 +33,7 @@ def rows() -> Iterator[Row]:
 
 
 def kept_share(texts: list[str], rules: Rules) -> float:
-    """Share of texts that no rule drops."""
+    """Return the share of texts that no rule drops."""
     unknown = pa.nulls(len(texts), pa.string())
     table = pa.table({"text": pa.array(texts, pa.large_string()), "language": unknown, "script": unknown})
     reasons = first_failures(failures(measure(table, rules), configured_sets(rules)), len(texts))

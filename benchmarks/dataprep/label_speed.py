@@ -1,7 +1,7 @@
-"""How fast languages and classes are told, against fastText's own prediction of ready-made lines on the same text.
+"""Speed of language identification and classification, against fastText's own prediction of lines of the same text.
 
 The model of languages and its texts (English prose; translations of the Universal Declaration of Human Rights, as
-documents and line by line) lie in the folder that `checkout.data_folder` names; code and drawn words are everywhere.
+documents and line by line) lie in `checkout.data_folder`; code and documentation are on every machine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import fasttext
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
-from benchmarks.dataprep.judges import PIECE_CHARACTERS, read_good, read_headlines
+from benchmarks.dataprep.judges import PIECE_CHARACTERS, headline_lists, read_good, read_headlines
 from benchmarks.dataprep.language import read_declarations
+from benchmarks.dataprep.stage_runs import shard_name, write_shard
 from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
-from benchmarks.measuring import Row, fastest, row
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from benchmarks.measuring import Row, fastest, row, text_megabytes
+from benchmarks.public_data import language_model
 from gristmill.dataprep.fasttext.fasttext_backend import KernelPredictor, Predictor
 from gristmill.dataprep.fasttext.fasttext_files import read_model
-from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256, find_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
@@ -35,25 +36,28 @@ from gristmill.mixtures.steps.quality import Classifier
 
 DOCUMENTS, REPEATS = 2000, 5
 LANGUAGE_FLOOR, CLASSIFIER_FLOOR = 6, 3
-"""How many times as fast as fastText's own prediction languages and classes are to be identified; first texts aside."""
-SHARD, SHARD_TIMES = "part-00000.parquet", 4
+"""Least ratio to fastText's own prediction, with words in the cache."""
+SHARD_TIMES = 4
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "": {"loss": "softmax"},
     ", hs": {"loss": "hs"},
     ", 2 million buckets": {"bucket": 2_000_000, "dim": 64},
 }
-"""What differs from the classifiers that the stage `quality` trains: 32 dimensions, word bigrams, softmax."""
+"""Differences from the classifiers that the stage `quality` trains: 32 dimensions, word bigrams, softmax."""
 
 
 def rows() -> Iterator[Row]:
-    """Measure, in MB of UTF-8 that the model looks at per second."""
+    """Measure, in MB of UTF-8 that the model reads per second."""
     folder = data_folder()
-    local = folder / "langid" / "lid176" / "lid.176.ftz"
-    path, section = find_model(str(local) if local.exists() else None), LanguageId()
+    path = language_model()
+    if path is None:
+        yield row("langid_vs_fasttext", None, None, "MB/s", "there is no language model here, and none can be fetched")
+        return
+    section = LanguageId()
     texts = {"": library_texts(DOCUMENTS // 2) + documentation(DOCUMENTS // 2), **more_texts(folder)}
-    bare = fasttext.load_model(str(path))
-    for name, some in texts.items():
-        yield from _language_rows(name, some, path, bare, section)
+    fasttext_model = fasttext.load_model(path)
+    for name, corpus in texts.items():
+        yield from _language_rows(name, corpus, path, fasttext_model, section)
     yield _thread_row(texts.get(", English", texts[""]), path, section)
     yield _stage_row(texts.get(", English", texts[""]), path, section)
     if (folder / "quality").exists():
@@ -61,11 +65,15 @@ def rows() -> Iterator[Row]:
 
 
 def more_texts(folder: Path) -> dict[str, list[str]]:
-    """English prose and texts of many languages, where they are at hand."""
+    """Read English prose and texts of many languages, if they are on this machine."""
     if not (folder / "langid" / "udhr2.zip").exists():
         return {}
     declarations = [text for _, text in read_declarations(folder / "langid" / "udhr2.zip")]
-    pieces = [text[at : at + PIECE_CHARACTERS] for text in declarations for at in range(0, len(text), PIECE_CHARACTERS)]
+    pieces = [
+        text[start : start + PIECE_CHARACTERS]
+        for text in declarations
+        for start in range(0, len(text), PIECE_CHARACTERS)
+    ]
     lines = [line for text in declarations for line in text.split("\n") if line.strip()]
     return {
         ", English": read_good(folder / "text")[: 2 * DOCUMENTS],
@@ -74,105 +82,91 @@ def more_texts(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def _language_rows(name: str, texts: Sequence[str], path: Path, bare: Any, section: LanguageId) -> Iterator[Row]:
-    """What `langid` measures of documents: with their words in the cache already, and from an empty one."""
+def _language_rows(
+    name: str, texts: Sequence[str], path: str, fasttext_model: Any, section: LanguageId
+) -> Iterator[Row]:
+    """Measure documents as `langid` does: with their words in the cache, and with an empty cache."""
     array = pa.array(texts, pa.large_string())
     lines = [view(text, section.max_characters) for text in texts]
-    warm, *fresh = (KernelPredictor(*read_model(path)) for _ in range(REPEATS + 1))
-    waiting = iter(fresh)
+    warm, *fresh = (KernelPredictor(*read_model(Path(path))) for _ in range(REPEATS + 1))
+    unused = iter(fresh)
     look(warm, section, array)
     ours, cold, peer = fastest(
         REPEATS,
         lambda: look(warm, section, array),
-        lambda: look(next(waiting), section, array),
-        partial(bare.predict, lines),
+        lambda: look(next(unused), section, array),
+        partial(fasttext_model.predict, lines),
     )
-    size = sum(len(line.encode("utf-8")) for line in lines) / 1e6
+    size = text_megabytes(lines)
     note = f"{len(texts)} texts"
     yield row(f"langid_vs_fasttext{name}", size / ours, size / peer, "MB/s", note, LANGUAGE_FLOOR)
     yield row(f"langid_vs_fasttext{name}, empty cache", size / cold, size / peer, "MB/s", note)
 
 
 def look(model: Predictor, section: LanguageId, texts: pa.Array) -> Any:
-    """What the stage measures of documents."""
+    """Measure documents as the stage does."""
     return measure(model, section, wanted_languages(section), texts)
 
 
-def _thread_row(texts: Sequence[str], path: Path, section: LanguageId) -> Row:
-    array, model = pa.array(texts, pa.large_string()), KernelPredictor(*read_model(path))
-    parts = [array.slice(at, 500) for at in range(0, len(array), 500)] * 4
-    with ThreadPoolExecutor(2) as two:
+def _thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
+    array, model = pa.array(texts, pa.large_string()), KernelPredictor(*read_model(Path(path)))
+    parts = [array.slice(start, 500) for start in range(0, len(array), 500)] * 4
+    with ThreadPoolExecutor(2) as threads:
         work = partial(look, model, section)
-        list(two.map(work, parts))
-        ours, peer = fastest(REPEATS, lambda: list(two.map(work, parts)), lambda: list(map(work, parts)))
-    size = 4 * sum(len(view(text, section.max_characters).encode("utf-8")) for text in texts) / 1e6
+        list(threads.map(work, parts))
+        ours, peer = fastest(REPEATS, lambda: list(threads.map(work, parts)), lambda: list(map(work, parts)))
+    size = 4 * text_megabytes(view(text, section.max_characters) for text in texts)
     return row("langid, two threads against one", size / ours, size / peer, "MB/s")
 
 
-def _stage_row(texts: Sequence[str], path: Path, section: LanguageId) -> Row:
-    """What the stage does with a shard, reading and writing, against measuring its texts alone; in MB of all text."""
-    documents = [(f"{number}", text) for number, text in enumerate(list(texts) * SHARD_TIMES)]
-    table = pa.Table.from_pylist(
-        [
-            {
-                "id": document_id("web", locator, text),
-                "source": "web",
-                "locator": locator,
-                "text": text,
-                "metadata": "{}",
-            }
-            for locator, text in documents
-        ],
-        schema=DOCUMENT_SCHEMA,
-    )
-    section = section.model_copy(update={"model": str(path)})
-    array = table["text"].combine_chunks()
-    with tempfile.TemporaryDirectory() as folder:
-        write_table(Path(folder) / "ingest" / SHARD, table)
+def _stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
+    """Measure the stage on a shard, reading and writing, against its texts alone; in MB of all text."""
+    all_texts = list(texts) * SHARD_TIMES
+    array = pa.array(all_texts, pa.large_string())
+    section = section.model_copy(update={"model": path})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_shard(folder / "ingest", 0, all_texts)
         stage = partial(
             identify_shard,
-            Task(SHARD),
-            {"ingest": Path(folder) / "ingest"},
+            Task(shard_name(0)),
+            {"ingest": folder / "ingest"},
             section.model_dump(mode="json"),
-            Path(folder) / "out",
+            folder / "out",
             MODEL_SHA256,
         )
-        model = KernelPredictor(*read_model(path))
+        model = KernelPredictor(*read_model(Path(path)))
         stage()
         look(model, section, array)
         ours, peer = fastest(REPEATS, stage, lambda: look(model, section, array))
-    size = sum(len(text.encode("utf-8")) for _, text in documents) / 1e6
+    size = text_megabytes(all_texts)
     return row("langid_stage_vs_kernel", size / ours, size / peer, "MB/s", "one worker; peer: the texts measured alone")
 
 
 def _classifier_rows(folder: Path) -> Iterator[Row]:
-    """What `quality` measures of documents by a classifier that learnt from prose and headlines."""
+    """Measure documents as `quality` does, by classifiers that learnt from prose and headlines."""
     good, bad = read_good(folder / "text"), read_headlines(folder / "quality" / "clickbait_data.gz")
-    lists = ["\n".join(bad[at : at + 20]) for at in range(0, len(bad), 20)]
-    learnt = Classifier(positive=("good",), negative=("bad",))
+    section = Classifier(positive=("good",), negative=("bad",))
     texts = good[: 2 * DOCUMENTS]
+    lines = [f"__label__positive {as_line(text, section)}\n" for text in good[::2]]
+    lines += [f"__label__negative {as_line(text, section)}\n" for text in headline_lists(bad)[::2]]
     with tempfile.TemporaryDirectory() as work:
         examples, path = Path(work) / "lines.txt", Path(work) / "model.bin"
-        examples.write_text(
-            "".join(
-                f"__label__{label} {as_line(text, learnt)}\n"
-                for label, some in (("positive", good), ("negative", lists))
-                for text in some[::2]
-            ),
-            encoding="utf-8",
-        )
+        examples.write_text("".join(lines), encoding="utf-8")
         for name, options in CLASSIFIERS.items():
             settings = {"dim": 32, "wordNgrams": 2, "bucket": 100_000, "epoch": 1, **options}
             fasttext.train_supervised(str(examples), thread=12, verbose=0, **settings).save_model(str(path))
-            yield _classifier_row(name, path, texts, learnt)
+            yield _classifier_row(name, path, texts, section)
 
 
 def _classifier_row(name: str, path: Path, texts: Sequence[str], section: Classifier) -> Row:
-    model, bare = KernelPredictor(*read_model(path)), fasttext.load_model(str(path))
+    model, fasttext_model = KernelPredictor(*read_model(path)), fasttext.load_model(str(path))
     lines, array = [as_line(text, section) for text in texts], pa.array(texts, pa.large_string())
     score_texts(model, array, section)
-    ours, peer = fastest(REPEATS, lambda: score_texts(model, array, section), lambda: bare.predict(lines, k=2))
-    size = sum(len(line.encode("utf-8")) for line in lines) / 1e6
+    ours, peer = fastest(
+        REPEATS, lambda: score_texts(model, array, section), lambda: fasttext_model.predict(lines, k=2)
+    )
+    size = text_megabytes(lines)
     return row(
         f"classifier_vs_fasttext{name}",
         size / ours,

@@ -1,15 +1,14 @@
-"""How often the language is right, on labelled text: translations of the Universal Declaration of Human Rights.
+"""Accuracy of language identification on labelled text: translations of the Universal Declaration of Human Rights.
 
-One file per translation, named by ISO 639-3 code, in NLTK's `udhr2`; whatlang's example sentences, one per language.
-They lie in a folder beside the repository, or in the one that GRISTMILL_BENCH_DATA names. Languages that lid.176 has
-no label for are left out, close relatives (Bosnian and Croatian, Asturian and Spanish) are not: accuracy below 1 is
-mostly theirs.
+One file per translation, named by ISO 639-3 code, in NLTK's `udhr2`; whatlang's example sentences, one per language;
+both in `checkout.data_folder`. Languages without a label of lid.176 are left out, close relatives (Bosnian and
+Croatian, Asturian and Spanish) are not, and cause most of the errors.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +17,15 @@ import numpy as np
 
 from benchmarks.checkout import data_folder
 from benchmarks.measuring import Row, row
+from benchmarks.public_data import language_model, read_archive
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model
+from gristmill.dataprep.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256
 from gristmill.dataprep.langid.langid import identify, view
 from gristmill.dataprep.langid.language_codes import parse_label, short_code
 from gristmill.mixtures.steps.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
-"""Codes for which lid.176, trained on Wikipedia, has a name of its own: its `als` is Alemannic, `no` is Bokmål."""
-
-
+"""Codes for which lid.176, trained on Wikipedia, has another name: its `als` is Alemannic, `no` is Bokmål."""
 WEAK = {
     "so": "Somali",
     "yo": "Yoruba",
@@ -38,7 +36,7 @@ WEAK = {
     "gn": "Guarani",
     "wa": "Walloon",
 }
-"""Languages whose lines lid.176.ftz mostly takes for others."""
+"""Languages most of whose lines lid.176.ftz assigns to others."""
 
 
 class Sample(NamedTuple):
@@ -49,12 +47,13 @@ class Sample(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Measure, in shares of texts; the peer takes the top label of every text, however short and unsure."""
+    """Measure shares of texts; the peer takes the top label of every text, even if it is short or the score low."""
     folder = data_folder() / "langid"
-    if not (folder / "udhr2.zip").exists():
-        yield row("language identification", None, None, "", f"{folder} has no labelled text")
+    path = language_model()
+    if path is None or not (folder / "udhr2.zip").exists():
+        yield row("language identification", None, None, "", f"{folder} has no labelled text, or there is no model")
         return
-    model = load_model(str(find_model(_local_model(folder))), MODEL_SHA256)
+    model = load_model(path, MODEL_SHA256)
     known = {parse_label(label).code for label in model.labels}
     documents = [sample for sample in read_declarations(folder / "udhr2.zip") if sample.language in known]
     lines = [Sample(language, line) for language, text in documents for line in text.split("\n") if line.strip()]
@@ -67,7 +66,7 @@ def rows() -> Iterator[Row]:
 
 
 def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
-    """Recall of single lines in languages that a small model has little of, beside that of English lines."""
+    """Measure recall of single lines in languages that a small model knows little of, beside English lines."""
     recalls = {}
     for language in ("en", *WEAK):
         texts = [text for code, text in lines if code == language]
@@ -82,69 +81,62 @@ def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
 
 def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
     truth = [sample.language for sample in documents]
-    found, scores = _identify(model, [view(text, section.max_characters) for _, text in documents])
+    predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in documents])
     fused, _ = _identify(model, [view(text, section.max_characters, newlines="delete") for _, text in documents])
     note = f"{len(set(truth))} languages, {len(documents)} documents; peer: newlines deleted, as DCLM does"
-    yield row("document language accuracy", accuracy(found, truth), accuracy(fused, truth), "share", note)
-    yield row("document language macro F1", macro_f1(found, truth), macro_f1(fused, truth), "share", note)
-    sure = scores >= section.threshold
+    yield row("document language accuracy", accuracy(predicted, truth), accuracy(fused, truth), "share", note)
+    yield row("document language macro F1", macro_f1(predicted, truth), macro_f1(fused, truth), "share", note)
+    is_sure = scores >= section.threshold
     yield row(
         f"document language precision at {section.threshold}",
-        accuracy(_pick(found, sure), _pick(truth, sure)),
-        accuracy(found, truth),
+        accuracy(_pick(predicted, is_sure), _pick(truth, is_sure)),
+        accuracy(predicted, truth),
         "share",
-        f"{sure.mean():.0%} of the documents reach the threshold; peer: no threshold",
+        f"{is_sure.mean():.0%} of the documents reach the threshold; peer: no threshold",
     )
 
 
 def _line_rows(model: Any, unit: str, samples: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
     truth = [sample.language for sample in samples]
-    found, scores = _identify(model, [view(text, section.max_characters) for _, text in samples])
-    long = np.array([len(text.strip()) >= section.min_line_characters for _, text in samples])
-    known = long & (scores >= section.line_threshold)
-    note = f"{len(set(truth))} languages, {len(samples)} {unit}s, {known.mean():.0%} of them known; peer: all of them"
-    picked = _pick(found, known), _pick(truth, known)
-    yield row(f"{unit} language accuracy", accuracy(*picked), accuracy(found, truth), "share", note)
-    yield row(f"{unit} language macro F1", macro_f1(*picked), macro_f1(found, truth), "share", note)
+    predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in samples])
+    is_long = np.array([len(text.strip()) >= section.min_line_characters for _, text in samples])
+    is_known = is_long & (scores >= section.line_threshold)
+    note = (
+        f"{len(set(truth))} languages, {len(samples)} {unit}s, {is_known.mean():.0%} of them known; peer: all of them"
+    )
+    picked = _pick(predicted, is_known), _pick(truth, is_known)
+    yield row(f"{unit} language accuracy", accuracy(*picked), accuracy(predicted, truth), "share", note)
+    yield row(f"{unit} language macro F1", macro_f1(*picked), macro_f1(predicted, truth), "share", note)
 
 
-def accuracy(found: Sequence[str], truth: Sequence[str]) -> float:
-    """Share of n texts whose language is right."""
-    return float(np.mean([a == b for a, b in zip(found, truth, strict=True)]))
+def accuracy(predicted: Sequence[str], truth: Sequence[str]) -> float:
+    """Return the share of n texts whose language is right."""
+    return float(np.mean(np.array(predicted) == np.array(truth)))
 
 
-def macro_f1(found: Sequence[str], truth: Sequence[str]) -> float:
-    """The mean over the true languages of the harmonic mean of precision and recall."""
-    scores = []
-    for language in set(truth):
-        right = sum(a == b == language for a, b in zip(found, truth, strict=True))
-        scores.append(2 * right / (sum(a == language for a in found) + sum(b == language for b in truth)))
-    return float(np.mean(scores))
+def macro_f1(predicted: Sequence[str], truth: Sequence[str]) -> float:
+    """Return the mean over the true languages of the harmonic mean of precision and recall."""
+    predictions, labels = Counter(predicted), Counter(truth)
+    right = Counter(label for label, prediction in zip(truth, predicted, strict=True) if label == prediction)
+    return float(np.mean([2 * right[label] / (predictions[label] + labels[label]) for label in labels]))
 
 
 def read_declarations(path: Path) -> list[Sample]:
-    """The translations in NLTK's udhr2.zip (`spa.txt`, `por_BR.txt`), their lines not indented."""
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in sorted(archive.namelist()) if name.endswith(".txt")]
-        texts = {name: archive.read(name).decode("utf-8").split("\n") for name in names}
-    return [
-        Sample(_code(Path(name).stem.split("_")[0]), "\n".join(line.strip() for line in lines))
-        for name, lines in texts.items()
-    ]
+    """Read the translations in NLTK's udhr2.zip (`spa.txt`, `por_BR.txt`), without indentation."""
+    samples = []
+    for name, text in read_archive(path).items():
+        lines = [line.strip() for line in text.split("\n")]
+        samples.append(Sample(_code(Path(name).stem.split("_")[0]), "\n".join(lines)))
+    return samples
 
 
 def read_sentences(path: Path) -> list[Sample]:
-    """whatlang's examples: a mapping of ISO 639-3 codes to sentences."""
+    """Read whatlang's examples: a mapping of ISO 639-3 codes to sentences."""
     return [Sample(_code(code), text) for code, text in json.loads(path.read_text(encoding="utf-8")).items()]
 
 
 def _code(iso_639_3: str) -> str:
     return LIKE_THE_MODEL.get(iso_639_3) or short_code(iso_639_3)
-
-
-def _local_model(folder: Path) -> str | None:
-    path = folder / "lid176" / "lid.176.ftz"
-    return str(path) if path.exists() else None
 
 
 def _identify(model: Any, texts: Sequence[str]) -> tuple[list[str], np.ndarray]:

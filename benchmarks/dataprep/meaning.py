@@ -2,31 +2,27 @@
 scikit-learn, the stage `cluster` against scikit-learn's k-means and words by their weights.
 
 The vectors are means of word vectors (384 numbers), so that the network, which is the same on both sides
-(`annotators`), does not hide the rest. The plain program holds all texts and vectors in memory, and writes nothing; as
-SemDeDup's own it learns from all vectors, sorts each cluster, and drops what is alike to any before it; clusters are
-named by the words of the largest mean TF-IDF. Texts are paragraphs of documentation, of which every third is an
-earlier one in another order. Both compute with one thread; times are of the processor.
+(`annotators`), does not hide all other work. The plain program holds all texts and vectors in memory, and writes
+nothing; like SemDeDup's code it learns from all vectors, sorts each cluster, and drops documents that are similar to
+any before them; clusters are named by the words of the largest mean TF-IDF. Texts are paragraphs of documentation,
+every third an earlier one in another order. Both compute with one thread; times are of the processor.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.dataprep.own_steps import write_shard
+from benchmarks.dataprep.stage_runs import stage_runs, write_shard
 from benchmarks.installed_texts import CORPUS, paragraphs
 from benchmarks.measuring import Row, fastest, row
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import cluster, dedup_semantic
 from gristmill.dataprep.semantic.cluster_names import WORDS_OF_A_NAME
@@ -37,63 +33,56 @@ THRESHOLD = 0.95
 REPEATS = 3
 
 
-def rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
-    """Documents per second; the note says how many each side drops."""
+def rows(repeats: int = REPEATS) -> Iterator[Row]:
+    """Measure documents per second."""
     from threadpoolctl import threadpool_limits
 
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place, threadpool_limits(1):
         folder = Path(place)
-        texts = texts_with_copies(documents)
+        texts = texts_with_copies(DOCUMENTS)
         model = write_word_vectors(folder / "model", texts)
         write_shard(folder / "ingest", 0, texts)
-        found: dict[str, Any] = {}
-        numbers = itertools.count()
 
-        def ours(stage: Any, settings: dict[str, Any]) -> None:
-            work = folder / f"work{next(numbers)}"
-            work.mkdir()
-            found["ours"] = stage.run(
-                {"ingest": folder / "ingest"},
-                {"model": str(model), **settings},
-                work / "out",
-                Context(work=work, stage="bench", mode="memory", emit=lambda event: None),
+        def measure(stage: Any, config: dict[str, Any], program: Callable[[Path, list[str]], Any]) -> tuple[Any, ...]:
+            """Return documents per second of both sides, the stage's summary, and what the program returned."""
+            results = dict[str, Any]()
+            run_stage = stage_runs(
+                stage.run, {"ingest": folder / "ingest"}, {"model": str(model), **config}, folder / stage.__name__
             )
-            shutil.rmtree(work)
 
-        def plain(program: Callable[[Path, list[str]], Any]) -> None:
-            found["plain"] = program(model, texts)
+            def ours() -> None:
+                results["ours"] = run_stage().summary
 
-        taken, peer = fastest(
-            repeats,
-            partial(ours, dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}),
-            partial(plain, plain_semdedup),
-            clock=time.process_time,
-        )
-        dropped = found["ours"]["counts"]["dropped"]["semantic_duplicate"]
+            def plain() -> None:
+                results["plain"] = program(model, texts)
+
+            our_seconds, plain_seconds = fastest(repeats, ours, plain, clock=time.process_time)
+            return DOCUMENTS / our_seconds, DOCUMENTS / plain_seconds, results["ours"], results["plain"]
+
+        config = {"threshold": THRESHOLD, "clusters": CLUSTERS}
+        our_rate, peer_rate, summary, plain_dropped = measure(dedup_semantic, config, plain_semdedup)
+        dropped = summary["counts"]["dropped"]["semantic_duplicate"]
         yield row(
             "dedup_semantic_vs_plain_semdedup",
-            documents / taken,
-            documents / peer,
+            our_rate,
+            peer_rate,
             "documents/s",
-            f"{dropped:,} and {found['plain']:,} of {documents:,} documents are dropped; {CORPUS}",
+            f"{dropped:,} and {plain_dropped:,} of {DOCUMENTS:,} documents are dropped; {CORPUS}",
         )
-        taken, peer = fastest(
-            repeats, partial(ours, cluster, {"k": CLUSTERS}), partial(plain, plain_clusters), clock=time.process_time
-        )
-        sizes = sorted(one["documents"] for one in found["ours"]["domains"])
+        our_rate, peer_rate, summary, plain_sizes = measure(cluster, {"k": CLUSTERS}, plain_clusters)
+        sizes = [domain["documents"] for domain in summary["domains"]]
         yield row(
             "cluster_vs_scikit_learn",
-            documents / taken,
-            documents / peer,
+            our_rate,
+            peer_rate,
             "documents/s",
-            f"{CLUSTERS} clusters of {sizes[0]:,} to {sizes[-1]:,}, and of {min(found['plain']):,} to "
-            f"{max(found['plain']):,} documents; ours learns from {found['ours']['sample']:,} of them, and draws "
-            "a map",
+            f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of {min(plain_sizes):,} to "
+            f"{max(plain_sizes):,} documents; ours learns from {summary['sample']:,} of them, and draws a map",
         )
 
 
 def plain_semdedup(model: Path, texts: list[str]) -> int:
-    """How many documents SemDeDup drops, the longest of each group kept."""
+    """Count the documents that SemDeDup drops; the longest of each group is kept."""
     from sklearn.cluster import MiniBatchKMeans
 
     vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(texts)
@@ -108,7 +97,7 @@ def plain_semdedup(model: Path, texts: list[str]) -> int:
 
 
 def plain_clusters(model: Path, texts: list[str]) -> list[int]:
-    """How many documents each cluster has; they are named besides."""
+    """Name clusters; returns the number of documents of each."""
     from sklearn.cluster import MiniBatchKMeans
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -124,7 +113,7 @@ def plain_clusters(model: Path, texts: list[str]) -> list[int]:
 
 
 def texts_with_copies(documents: int) -> list[str]:
-    """Paragraphs of documentation, every third an earlier one in another order."""
+    """Return paragraphs of documentation, every third an earlier one in another order."""
     draw, originals = random.Random(6), iter(paragraphs(documents, WORDS_PER_DOCUMENT))
     texts: list[str] = []
     for number in range(documents):
@@ -134,7 +123,7 @@ def texts_with_copies(documents: int) -> list[str]:
 
 
 def write_word_vectors(folder: Path, texts: Sequence[str]) -> Path:
-    """A model of model2vec with drawn vectors of the words of some texts."""
+    """Write a model2vec model with drawn vectors of the words of some texts."""
     from safetensors.numpy import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 

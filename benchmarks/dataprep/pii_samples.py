@@ -1,7 +1,7 @@
-"""Sentences with personal data and with what only looks like it, made from a seed; what `cleaning.py` measures on.
+"""Sentences with personal data and with strings that only look like it, drawn by a seed, for `cleaning.py`.
 
-Values are drawn from wide ranges in the spellings that text has: addresses of people and machines, numbers with right
-and with wrong check digits, versions, sections, dates, ISBNs, hashes, prices, private addresses, code.
+Values are drawn from wide ranges in the spellings of real text: addresses of people and machines, numbers with right
+and wrong check digits, versions, sections, dates, ISBNs, hashes, prices, private addresses, code.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PHONE_FRAMES = (
     "Telefon: {}",
     "Our hotline: {}",
 )
-"""What stands before the numbers of a country inside that country."""
+"""Frames of a phone number in its national form."""
 
 
 class Sentence(NamedTuple):
-    """A sentence (ASCII), and the value in it.
+    """A sentence (ASCII) with a value.
 
     Attributes:
-        kind: what the value is; None where it only looks like personal data.
+        kind: of the value; None if it only looks like personal data.
         text: the sentence.
-        begin, end: where the value is.
+        begin, end: span of the value.
     """
 
     kind: PiiKind | None
@@ -56,15 +56,15 @@ class Sentence(NamedTuple):
 
 
 def sentences(seed: int, per_spelling: int) -> list[Sentence]:
-    """So many sentences of every spelling of every kind, and of everything that only looks like it; shuffled."""
+    """Return `per_spelling` sentences of every spelling of every kind, and of every lookalike; shuffled."""
     source = random.Random(seed)
-    made = [
+    samples = [
         _frame(source, kind, draw(source), PHONE_FRAMES if draw is _national else FRAMES)
         for kind, draw in _spellings()
         for _ in range(per_spelling)
     ]
-    source.shuffle(made)
-    return made
+    source.shuffle(samples)
+    return samples
 
 
 def _spellings() -> Iterator[tuple[PiiKind | None, Draw]]:
@@ -110,7 +110,7 @@ def _private_ipv4(source: random.Random) -> str:
 
 
 def _public_ipv6(source: random.Random, spelling: Callable[[IPv6Address], str]) -> str:
-    """An address as providers give them out: 32 bits of theirs, 32 of a customer's network, and a host."""
+    """Draw an address as providers assign them: 32 bits of theirs, 32 of a customer's network, and a host."""
     provider = source.choice([0x24000000, 0x26000000, 0x28000000, 0x2A000000]) + source.randint(0x1000, 0xFFFF)
     host = source.choice([source.getrandbits(64), source.getrandbits(12) + 1])
     return spelling(IPv6Address((provider << 96) | (source.getrandbits(32) << 64) | host))
@@ -152,7 +152,7 @@ def _national(source: random.Random) -> str:
 
 
 def _numbers(source: random.Random, form: str) -> str:
-    """A form with random digits in place of every question mark."""
+    """Replace every question mark of a form by a random digit."""
     return "".join(_digits(source, 1) if letter == "?" else letter for letter in form)
 
 
@@ -215,4 +215,4 @@ NEGATIVES: Sequence[Draw] = [
         )
     ),
 ]
-"""What only looks like personal data."""
+"""Strings that only look like personal data."""

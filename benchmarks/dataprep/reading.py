@@ -1,12 +1,12 @@
-"""Reading: what the guarded process, a web archive and JSON lines cost, and how much of the right text is kept.
+"""Reading: cost of the guarded process, of a web archive and of JSON lines, and quality of extracted text.
 
 For speed the pages are made up: navigation around an article of 4 kB each, in a plain HTTP response in a WARC file with
 one gzip member per record, as crawls are stored.
 
 For quality they are those of trafilatura's own evaluation. Each comes with snippets of its main text, and with snippets
-of its boilerplate. A snippet counts as kept where it occurs in the extracted text, white space aside
-(adbar/trafilatura, tests/eval_common.py). The pages lie in the folder of labelled data, below `web/trafilatura_cc`: the
-ones whose licence lets them be passed on.
+of its boilerplate. A snippet counts as kept if it occurs in the extracted text, except for white space
+(adbar/trafilatura, tests/eval_common.py). The pages lie in `checkout.data_folder` below `web/trafilatura_cc`: those
+whose licence permits redistribution.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.sources import ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
-"""Pages that each extractor gets."""
+"""Extractor -> number of its pages."""
 LINKS = 500
-"""In the navigation of a page; they bring it to some 40 kB, the size of an ordinary page without its scripts."""
+"""Links in the navigation of a page, for some 40 kB, the size of an ordinary page without its scripts."""
 RECORDS = 100_000
-"""Lines of JSON, with texts of 400 characters and four fields of metadata: what is short shows what a record costs."""
+"""Lines of JSON, with texts of 400 characters and four fields of metadata: short ones show the cost of a record."""
 FIELDS = {"text": "VARCHAR", "url": "VARCHAR", "lang": "VARCHAR", "date": "VARCHAR", "score": "DOUBLE"}
-"""Of a line, and their types for DuckDB."""
+"""Fields of a line, and their types for DuckDB."""
 INGEST_BOUND = 80.0
 """MB of JSONL per second of one core."""
 REPEATS = 3
@@ -58,11 +58,11 @@ SETTINGS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "trafilatura, favor precision": ("trafilatura", {"favor": "precision"}),
 }
 ALL_TEXT: tuple[str, Mapping[str, Any]] = ("resiliparse", {"favor": "recall"})
-"""The peer: everything that a browser would show."""
+"""The peer: all text that a browser shows."""
 
 
 def speed_rows() -> Iterator[Row]:
-    """Pages or records per second, the best of some repeats."""
+    """Measure pages or records per second."""
     pages = make_pages(max(PAGES.values()))
     for extractor, number in PAGES.items():
         name = "extraction_guard_vs_direct" + ("" if extractor == "resiliparse" else f", {extractor}")
@@ -77,18 +77,18 @@ def speed_rows() -> Iterator[Row]:
 
 
 def jsonl_rows(folder: Path) -> Iterator[Row]:
-    """JSON lines to columns, on one thread, and to document shards, in seconds of one core."""
+    """Measure JSON lines to columns, on one thread, and to document shards, in seconds of one core."""
     content = make_jsonl(RECORDS)
     (folder / "texts.jsonl").write_bytes(content)
     (folder / "texts.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
     for name, suffix in (("JSONL", "jsonl"), ("JSONL with zstd", "jsonl.zst")):
         path = folder / f"texts.{suffix}"
-        for peer, reads in (("DuckDB", read_with_duckdb), ("pyarrow.json", read_with_pyarrow)):
+        for peer, read in (("DuckDB", read_with_duckdb), ("pyarrow.json", read_with_pyarrow)):
             yield compare(
                 f"{name} to records, against {peer}",
                 RECORDS,
                 partial(read_jsonl, path),
-                partial(reads, path),
+                partial(read, path),
                 "peer: five columns, the same; no locators, and a bad line ends it",
                 "records/s",
             )
@@ -105,34 +105,39 @@ def jsonl_rows(folder: Path) -> Iterator[Row]:
 def compare(
     name: str, number: int, ours: Callable[[], int], peer: Callable[[], int], note: str, unit: str = "pages/s"
 ) -> Row:
-    """Time both by turns; each must give all of them."""
+    """Time both sides by turns.
+
+    Raises:
+        RuntimeError: a side does not return all items.
+    """
     for work in (ours, peer):
-        if (done := work()) != number:
-            raise RuntimeError(f"{name}: {done} of {number} came out")
+        count = work()
+        if count != number:
+            raise RuntimeError(f"{name}: {count} of {number} came out")
     our_seconds, peer_seconds = fastest(REPEATS, ours, peer)
     return row(name, number / our_seconds, number / peer_seconds, unit, note)
 
 
 def guarded(pages: list[bytes], extractor: str) -> int:
-    """Documents out of pages through the guarded process, its start included."""
+    """Count documents extracted by the guarded process, including its start."""
     items = (Page(number, f"page/{number}", page) for number, page in enumerate(pages))
     with Guard(extractor, OPTIONS) as guard:
         return sum(isinstance(item, Record) for item in extract_pages(items, guard, Reading()))
 
 
 def direct(pages: list[bytes], extractor: str) -> int:
-    """Texts out of pages in this process."""
+    """Count texts extracted in this process."""
     return sum(bool(extract(page, "auto", "", EXTRACTORS[extractor], OPTIONS).text) for page in pages)
 
 
 def read_pages(path: Path) -> int:
-    """Pages of a WARC as `ingest` reads them."""
+    """Count pages of a WARC, read as by `ingest`."""
     (file,) = find_files("bench", {"path": str(path)}).files
     return sum(isinstance(item, Page) for item in read_records(file, Reading()))
 
 
 def iterate(path: Path) -> int:
-    """Pages of a WARC as fastwarc reads them by itself."""
+    """Count pages of a WARC, read by fastwarc alone."""
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     with path.open("rb") as stream:
@@ -141,60 +146,62 @@ def iterate(path: Path) -> int:
 
 
 def read_jsonl(path: Path) -> int:
-    """Records of a JSONL file as `ingest` reads them."""
+    """Count records of a JSONL file, read as by `ingest`."""
     (file,) = find_files("bench", {"path": str(path)}).files
     items = read_file(file, Reading())
     return sum(len(item) if isinstance(item, Records) else isinstance(item, Record) for item in items)
 
 
 def read_with_duckdb(path: Path) -> int:
-    """Records of a JSONL file as DuckDB reads them on one thread."""
+    """Count records of a JSONL file, read by DuckDB on one thread."""
     import duckdb
 
     with duckdb.connect(config={"threads": 1}) as connection:
-        found = connection.read_json(str(path), columns=FIELDS, format="newline_delimited")
-        return len(found.to_arrow_table())
+        records = connection.read_json(str(path), columns=FIELDS, format="newline_delimited")
+        return len(records.to_arrow_table())
 
 
 def read_with_pyarrow(path: Path) -> int:
-    """Records of a JSONL file as Arrow reads them on one thread."""
+    """Count records of a JSONL file, read by Arrow on one thread."""
     with pa.input_stream(str(path)) as stream:
         return len(pyarrow.json.read_json(stream, pyarrow.json.ReadOptions(use_threads=False)))
 
 
 def ingest_seconds(path: Path, out: Path) -> float:
-    """Seconds of processor time that the whole stage takes, on one worker."""
+    """Return seconds of processor time of the whole stage, on one worker."""
     context = Context(work=out / "work", stage="ingest", workers=1, emit=lambda event: None)
-    begun = time.process_time()
+    start = time.process_time()
     ingest.run({}, {"sources": {"bench": {"path": str(path)}}}, out / "data", context)
-    return time.process_time() - begun
+    return time.process_time() - start
 
 
 def make_jsonl(number: int) -> bytes:
-    """Lines of JSON, the same in every run."""
+    """Return lines of JSON, the same in every run."""
     texts = [text[:400] for text in documentation(100)]
     records = (
         {
-            "text": f"{at} {texts[at % len(texts)]}",
-            "url": f"http://bench.example/{at}",
+            "text": f"{line} {texts[line % len(texts)]}",
+            "url": f"http://bench.example/{line}",
             "lang": "en",
             "date": "2024-05-01T00:00:00Z",
-            "score": at / number,
+            "score": line / number,
         }
-        for at in range(number)
+        for line in range(number)
     )
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
 def make_pages(number: int) -> list[bytes]:
-    """Pages of HTML, the same in every run."""
+    """Return pages of HTML, the same in every run."""
     source = random.Random(2)
     pages = []
     for title, text in enumerate(documentation(number)):
         words = text.split()
-        paragraphs = [" ".join(words[at : at + 80]) + "." for at in range(0, len(words), 80)]
-        targets = ((source.random(), source.choice(words), source.choice(words)) for _ in range(LINKS))
-        links = "".join(f'<li><a href="/{target}">{one} {two}</a></li>' for target, one, two in targets)
+        paragraphs = [" ".join(words[start : start + 80]) + "." for start in range(0, len(words), 80)]
+        links = "".join(
+            f'<li><a href="/{source.random()}">{source.choice(words)} {source.choice(words)}</a></li>'
+            for _ in range(LINKS)
+        )
         body = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
         pages.append(
             f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Page {title}</title></head><body>'
@@ -204,7 +211,7 @@ def make_pages(number: int) -> list[bytes]:
 
 
 def make_warc(pages: list[bytes]) -> bytes:
-    """A WARC of a request and a response for each page, each record a gzip member."""
+    """Return a WARC of a request and a response for each page, each record a gzip member."""
     sink = io.BytesIO()
     for number, page in enumerate(pages):
         response = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
@@ -220,15 +227,15 @@ def make_warc(pages: list[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Snippets:
-    """What should, and what should not, be in a page's text."""
+    """Snippets of a page's main text and of its boilerplate."""
 
-    wanted: Sequence[str]
-    unwanted: Sequence[str]
+    main_text: Sequence[str]
+    boilerplate: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Score:
-    """Shares of snippets: of those kept that are wanted, of those wanted that are kept, and their harmonic mean."""
+    """Precision and recall of the main text's snippets among those that are kept, and their harmonic mean."""
 
     precision: float
     recall: float
@@ -236,7 +243,7 @@ class Score:
 
 
 def quality_rows() -> Iterator[Row]:
-    """One row per extractor and score; the peer keeps all text of the page."""
+    """Measure each score of each extractor; the peer keeps all text of the page."""
     folder = data_folder() / SET
     if not (folder / "evaldata.json").exists():
         yield row("main text extraction", None, None, "", f"{folder} has no labelled pages")
@@ -244,25 +251,25 @@ def quality_rows() -> Iterator[Row]:
     labelled = read_labels(folder / "evaldata.json")
     everything = score(labelled, extract_all(folder, *ALL_TEXT))
     for name, (extractor, options) in SETTINGS.items():
-        found = score(labelled, extract_all(folder, extractor, options))
-        for what in ("precision", "recall", "f1"):
+        ours = score(labelled, extract_all(folder, extractor, options))
+        for measure in ("precision", "recall", "f1"):
             yield row(
-                f"{name}: {what}",
-                getattr(found, what),
-                getattr(everything, what),
+                f"{name}: {measure}",
+                getattr(ours, measure),
+                getattr(everything, measure),
                 "share",
                 f"{len(labelled)} pages; peer: all text of the page",
             )
 
 
 def read_labels(path: Path) -> dict[str, Snippets]:
-    """The snippets by the name of the page's file."""
+    """Read the snippets by the name of the page's file."""
     entries = json.loads(path.read_text("utf-8")).values()
     return {entry["file"]: Snippets(entry["with"], entry["without"]) for entry in entries}
 
 
 def extract_all(folder: Path, extractor: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The text of every page by the name of its file, read and extracted as `ingest` does it."""
+    """Return the text of every page by the name of its file, read and extracted as by `ingest`."""
     (file,) = find_files("pages", {"path": str(folder / "html.tar.zst")}).files
     reading = Reading(extract=extractor)
     with Guard(extractor, ExtractOptions.model_validate(options).model_dump()) as guard:
@@ -272,14 +279,14 @@ def extract_all(folder: Path, extractor: str, options: Mapping[str, Any]) -> dic
 
 def score(labelled: Mapping[str, Snippets], texts: Mapping[str, str]) -> Score:
     """Count snippets over all pages; a page without text keeps none."""
-    kept = wrongly_kept = wanted = 0
+    kept = wrongly_kept = total = 0
     for name, snippets in labelled.items():
         text = _plain(texts.get(name, ""))
-        kept += sum(_plain(snippet) in text for snippet in snippets.wanted)
-        wrongly_kept += sum(_plain(snippet) in text for snippet in snippets.unwanted)
-        wanted += len(snippets.wanted)
+        kept += sum(_plain(snippet) in text for snippet in snippets.main_text)
+        wrongly_kept += sum(_plain(snippet) in text for snippet in snippets.boilerplate)
+        total += len(snippets.main_text)
     precision = kept / (kept + wrongly_kept) if kept else 0.0
-    recall = kept / wanted if wanted else 0.0
+    recall = kept / total if total else 0.0
     return Score(precision, recall, 2 * precision * recall / (precision + recall) if kept else 0.0)
 
 

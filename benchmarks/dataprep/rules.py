@@ -1,7 +1,7 @@
-"""The rule sets against the filters of datatrove, on the same text, in the same run and on one thread.
+"""Rule sets against the filters of datatrove, on the same text, in the same run and on one thread.
 
-Gopher's from text to verdicts, the others all statistics of one set, on documentation of installed packages; `code` on
-this Python's standard library. Times are of the processor.
+Gopher's rules from text to verdicts, of the others all statistics of a set, on documentation of installed packages;
+`code` on this Python's standard library. Times are of the processor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate
 from benchmarks.installed_texts import documentation
-from benchmarks.measuring import Row, fastest, row
+from benchmarks.measuring import Row, fastest, row, text_megabytes
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.filter import judge
 from gristmill.dataprep.filtering.rule_sets import measure
@@ -28,7 +28,7 @@ PEER_DOCUMENTS = 60
 LANGUAGES = ("en", "de", "fr", "ru")
 REPEATS = 5
 PACKAGES = {"exact": ("spacy",), "language": ("spacy", "datatrove")}
-"""What ways to cut words need."""
+"""Way to cut words -> packages that it needs."""
 Peer = Callable[[list[str]], None]
 
 
@@ -40,30 +40,25 @@ def rows() -> Iterator[Row]:
 
 
 def gopher_rows() -> Iterator[Row]:
-    """Gopher's filters in each dialect, from text to verdicts; both sides in MB of UTF-8 per second."""
-    texts = prose()
+    """Measure Gopher's filters in each dialect, from text to verdicts, in MB of UTF-8 per second."""
+    texts = documentation(DOCUMENTS)
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     missing = "" if peer else "datatrove with spaCy is not installed"
-    for words, note in (
-        ("dialect", "its own word rule"),
-        ("exact", "spaCy's words, each run of text looked up"),
-        ("language", "the tokenizer of each document's language, here spaCy's as above"),
+    for words, suffix, note in (
+        ("dialect", "", "its own word rule"),
+        ("exact", ", words: exact", "spaCy's words, each run of text looked up"),
+        ("language", ", words: language", "the tokenizer of each document's language, here spaCy's as above"),
     ):
-        name = "filters_vs_datatrove" + ("" if words == "dialect" else f", words: {words}")
-        yield row(name, verdict_rate(texts, "datatrove", words), peer, "MB/s", missing or note)
+        ours = verdict_rate(texts, "datatrove", words)
+        yield row(f"filters_vs_datatrove{suffix}", ours, peer, "MB/s", missing or note)
     for dialect in gopher.DIALECTS:
         if dialect != "datatrove":
-            yield row(
-                f"filters_vs_datatrove, dialect {dialect}",
-                verdict_rate(texts, dialect, "dialect"),
-                peer,
-                "MB/s",
-                missing,
-            )
+            ours = verdict_rate(texts, dialect, "dialect")
+            yield row(f"filters_vs_datatrove, dialect {dialect}", ours, peer, "MB/s", missing)
 
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
-    """MB per second from text to verdicts; None where the words need a package that is missing."""
+    """Return MB per second from text to verdicts; None if a package is missing that cuts the words."""
     if any(importlib.util.find_spec(package) is None for package in PACKAGES.get(words, ())):
         return None
     quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
@@ -78,7 +73,7 @@ def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
 
 
 def datatrove_rate(texts: list[str]) -> float | None:
-    """MB per second of datatrove's two filters; None where datatrove is not installed."""
+    """Return MB per second of datatrove's two filters; None if datatrove is not installed."""
     if importlib.util.find_spec("datatrove") is None or importlib.util.find_spec("spacy") is None:
         return None
     from datatrove.data import Document
@@ -91,30 +86,25 @@ def datatrove_rate(texts: list[str]) -> float | None:
         split_into_parts.cache_clear()
         for text in texts:
             document = Document(text=text, id="0")
-            for judging in filters:
-                judging.filter(document)
+            for document_filter in filters:
+                document_filter.filter(document)
 
     judge()
     return rate(judge, texts)
 
 
-def prose() -> list[str]:
-    """English prose."""
-    return documentation(DOCUMENTS)
-
-
 def by_language() -> Row:
-    """The stage's own judging with rules of four languages beside the same without; both in MB of UTF-8 per second.
+    """Measure the stage's verdicts with rules of four languages beside those without, in MB of UTF-8 per second.
 
-    The texts are the same English prose, whatever language they are said to be in, so that both sides do the same work.
+    The texts are the same English prose under all languages, so that both sides do the same work.
     """
-    texts = prose()
+    texts = documentation(DOCUMENTS)
     columns = {
         "text": pa.array(texts, pa.large_string()),
         "script": pa.nulls(len(texts), pa.string()),
-        "language": [LANGUAGES[row % 4] for row in range(len(texts))],
+        "language": [LANGUAGES[number % 4] for number in range(len(texts))],
     }
-    rows, sets = pa.table(columns), ["gopher_quality", "gopher_repetition", "fineweb"]
+    table, sets = pa.table(columns), ["gopher_quality", "gopher_repetition", "fineweb"]
     plain = Filter.model_validate({"rules": sets})
     own = Filter.model_validate(
         {
@@ -126,24 +116,23 @@ def by_language() -> Row:
         }
     )
     for section in (plain, own):
-        judge(rows.slice(0, 8), section)  # compiles, or loads what an earlier run compiled
-    ours, peer = fastest(REPEATS, lambda: judge(rows, own), lambda: judge(rows, plain))
-    size = sum(len(text.encode()) for text in texts) / 1e6
+        judge(table.slice(0, 8), section)  # compiles, or loads what an earlier run compiled
+    ours, peer = fastest(REPEATS, lambda: judge(table, own), lambda: judge(table, plain))
+    size = text_megabytes(texts)
     return row(
         "filter_by_language, 4 languages", size / ours, size / peer, "MB/s", "peer: the same rules for all languages"
     )
 
 
 def set_rows(documents: int = SET_DOCUMENTS) -> Iterator[Row]:
-    """All statistics of each of the other rule sets; both sides in MB of UTF-8 per second."""
+    """Measure all statistics of each of the other rule sets, in MB of UTF-8 per second."""
     prose = documentation(documents)
-    yield of_set(
-        "fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove, floor=300
-    )  # 566, 2026-11-24, 2 busy cores
-    yield of_set("c4_vs_datatrove", "c4", prose, c4_of_datatrove, floor=300)  # 461, 2026-11-24, 2 busy cores
-    yield of_set(
-        "mc4_vs_datatrove", "mc4", prose, mc4_of_datatrove, floor=2
-    )  # 4.3, 2026-11-24, 2 busy cores; 2.4 on 2026-11-23
+    # 566, 2026-11-24, 2 busy cores
+    yield of_set("fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove, floor=300)
+    # 461, 2026-11-24, 2 busy cores
+    yield of_set("c4_vs_datatrove", "c4", prose, c4_of_datatrove, floor=300)
+    # 4.3, 2026-11-24, 2 busy cores; 2.4 on 2026-11-23
+    yield of_set("mc4_vs_datatrove", "mc4", prose, mc4_of_datatrove, floor=2)
     yield of_set("curator", "curator", prose, None)
     yield of_set("code", "code", library_texts(documents // 4), None)
 
@@ -166,14 +155,14 @@ def of_set(name: str, rule_set: str, texts: list[str], peer: Peer | None, floor:
 
 
 def fineweb_of_datatrove(texts: list[str]) -> None:
-    """FineWeb's rules as its production had them, which stop at the first that fails."""
+    """Judge by FineWeb's rules as in its production, up to the first that fails."""
     from datatrove.pipeline.filters import FineWebQualityFilter
 
     judge_all(FineWebQualityFilter(), texts)
 
 
 def c4_of_datatrove(texts: list[str]) -> None:
-    """C4's rules for documents, with the rules for lines that have a switch off."""
+    """Judge by C4's rules for documents; rules for lines are switched off as far as possible."""
     from datatrove.pipeline.filters import C4QualityFilter
 
     judge_all(
@@ -190,15 +179,15 @@ def c4_of_datatrove(texts: list[str]) -> None:
 
 
 def mc4_of_datatrove(texts: list[str]) -> None:
-    """mC4's rule."""
+    """Judge by mC4's rule."""
     from datatrove.pipeline.filters.c4_filters import C4ParagraphFilter
 
     judge_all(C4ParagraphFilter(), texts)
 
 
-def judge_all(judging: Any, texts: list[str]) -> None:
-    """Let a filter of datatrove judge texts, without its pipeline around it."""
+def judge_all(document_filter: Any, texts: list[str]) -> None:
+    """Judge texts by a filter of datatrove, without its pipeline."""
     from datatrove.data import Document
 
     for text in texts:
-        judging.filter(Document(text, ""))
+        document_filter.filter(Document(text, ""))

@@ -1,4 +1,4 @@
-"""Thirty kinds of text, made from a seed: what a first filter should keep, and what it should drop.
+"""Thirty kinds of text, drawn by a seed, that a first filter should keep or drop.
 
 Prose is that of Python's own reference (`pydoc_data.topics`, in every installation) and of sentences from a grammar
 with a large vocabulary; the same in every run and on every machine with the same Python.
@@ -15,7 +15,7 @@ from itertools import pairwise
 from pydoc_data.topics import topics
 
 DOCUMENTS = 40
-"""Of every kind."""
+"""Documents of each kind."""
 SEED = 2502
 LOREM = (
     "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore et dolore magna "
@@ -74,10 +74,10 @@ class Kind:
     """A kind of text.
 
     Attributes:
-        name: what it is called in reports.
-        keep: whether a first filter should keep it.
+        name: in reports.
+        keep: True if a first filter should keep it.
         make: writes a document from a random source.
-        note: why rules misjudge it, where they do.
+        note: reason for wrong verdicts of rules, if there are any.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Kind:
 
 
 def reference_prose() -> list[str]:
-    """Sentences of Python's reference that have no markup."""
+    """Return sentences of Python's reference without markup."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
@@ -107,7 +107,7 @@ VOCABULARY = sorted({word.lower().strip(".,;:()?!\"'") for word in WORDS} - {""}
 
 
 def clause(source: random.Random) -> str:
-    """A clause of a story."""
+    """Write a clause of a story."""
     pick = source.choice
     return pick(CLAUSES).format(
         P=pick(PEOPLE),
@@ -122,56 +122,56 @@ def clause(source: random.Random) -> str:
 
 
 def sentence(source: random.Random) -> str:
-    """A sentence of a story."""
+    """Write a sentence of a story."""
     text = f"{clause(source)} {source.choice(LINKS)} {clause(source)}"
     return f"{text[0].upper()}{text[1:]}."
 
 
 def story(source: random.Random) -> str:
-    """Paragraphs of such sentences."""
+    """Write paragraphs of such sentences."""
     return paragraphs([sentence(source) for _ in range(24)], 6)
 
 
 def paragraphs(sentences: list[str], size: int) -> str:
-    """Sentences in paragraphs of so many."""
+    """Join sentences to paragraphs of `size` each."""
     return "\n\n".join(" ".join(sentences[at : at + size]) for at in range(0, len(sentences), size))
 
 
 def article(source: random.Random) -> str:
-    """Paragraphs of Python's reference."""
+    """Write paragraphs of Python's reference."""
     return paragraphs(source.sample(SENTENCES, 14), 4)
 
 
 def dialogue(source: random.Random) -> str:
-    """Speech in turns."""
-    one, two = source.sample(PEOPLE, 2)
-    return "\n".join(f'"{sentence(source)}" said {(one, two)[turn % 2]}.' for turn in range(14))
+    """Write speech in turns."""
+    speakers = source.sample(PEOPLE, 2)
+    return "\n".join(f'"{sentence(source)}" said {speakers[turn % 2]}.' for turn in range(14))
 
 
 def letter(source: random.Random) -> str:
-    """A letter with its greeting and its name at the end."""
+    """Write a letter with a greeting and a name at the end."""
     name = source.choice(PEOPLE)
     return f"Dear {name},\n\n{paragraphs([sentence(source) for _ in range(10)], 5)}\n\nWith kind regards,\n{source.choice(PEOPLE)}"
 
 
 def questions(source: random.Random) -> str:
-    """Questions with their answers."""
-    asked = [
+    """Write questions with answers."""
+    all_questions = [
         f"Why did {source.choice(PEOPLE)} want the {source.choice(THINGS)} at the {source.choice(PLACES)}?"
         for _ in range(7)
     ]
-    return "\n\n".join(f"Q: {question}\nA: {sentence(source)} {sentence(source)}" for question in asked)
+    return "\n\n".join(f"Q: {question}\nA: {sentence(source)} {sentence(source)}" for question in all_questions)
 
 
 def review(source: random.Random) -> str:
-    """A review of a thing."""
+    """Write a review of a thing."""
     thing = source.choice(THINGS)
     opening = f"I bought this {thing} {source.randint(2, 9)} months ago and have used it nearly every day since."
     return f"{opening} {' '.join(sentence(source) for _ in range(7))} I would buy the {thing} again, and {source.randint(3, 5)} of 5 stars seem fair to me."
 
 
 def report(source: random.Random) -> str:
-    """News with dates and amounts."""
+    """Write news with dates and amounts."""
     lines = [
         f"In {source.randint(1950, 2020)} {clause(source)} for {source.randint(2, 900):,} thousand, which is "
         f"{source.randint(2, 60)} percent more. {sentence(source)} {sentence(source)}"
@@ -181,32 +181,32 @@ def report(source: random.Random) -> str:
 
 
 def steps(source: random.Random, number: int) -> list[str]:
-    """Steps of a recipe."""
+    """Write steps of a recipe."""
     numbers = {"n": source.randint(3, 50), "t": 10 * source.randint(15, 24)}
     chosen = source.sample(STEPS, number)
     return [step.format(a=source.choice(FOODS), b=source.choice(FOODS), **numbers) for step in chosen]
 
 
 def recipe(source: random.Random) -> str:
-    """Ingredients with amounts, and numbered steps."""
+    """Write ingredients with amounts, and numbered steps."""
     foods = source.sample(FOODS, 8)
     listed = "\n".join(f"- {source.randint(1, 500)} g {food}" for food in foods)
-    made = "\n".join(f"{number}. {step}" for number, step in enumerate(steps(source, 9), start=1))
-    return f"{source.choice(ADJECTIVES).title()} {foods[0]} cake\n\n{listed}\n\n{made}"
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps(source, 9), start=1))
+    return f"{source.choice(ADJECTIVES).title()} {foods[0]} cake\n\n{listed}\n\n{numbered}"
 
 
 def terse_recipe(source: random.Random) -> str:
-    """A recipe of short lines, each with a number or a mark of its own."""
+    """Write a recipe of short lines, each with a number."""
     foods = source.sample(FOODS, 10)
     listed = "\n".join(
         f"{number} ) {source.randint(1, 9)} cups of {food}" for number, food in enumerate(foods, start=1)
     )
-    made = "\n".join(f"{number} . {step}" for number, step in enumerate(steps(source, 7), start=1))
-    return f"What you need to make it:\n{listed}\n\nHow to make it:\n{made}"
+    numbered = "\n".join(f"{number} . {step}" for number, step in enumerate(steps(source, 7), start=1))
+    return f"What you need to make it:\n{listed}\n\nHow to make it:\n{numbered}"
 
 
 def instructions(source: random.Random) -> str:
-    """Numbered instructions with bullets below them."""
+    """Write numbered instructions with bullets below them."""
     blocks = []
     for number in range(1, 7):
         bullets = "\n".join(
@@ -218,7 +218,7 @@ def instructions(source: random.Random) -> str:
 
 
 def contract(source: random.Random) -> str:
-    """Clauses with letters in brackets."""
+    """Write clauses with letters in brackets."""
     clauses = []
     for number in range(1, 6):
         clauses.append(
@@ -245,7 +245,7 @@ PROBLEMS = (
 
 
 def word_problem(source: random.Random) -> str:
-    """Maths in words, with its solution in words and numbers."""
+    """Write maths in words, with a solution in words and numbers."""
     lines = []
     for number, (question, answer) in enumerate(source.sample(PROBLEMS, 6), start=1):
         a, b, c = source.randint(3, 40), source.randint(2, 9), source.randint(2, 20)
@@ -255,7 +255,7 @@ def word_problem(source: random.Random) -> str:
 
 
 def arithmetic(source: random.Random) -> str:
-    """Maths in words whose solution is mostly equations."""
+    """Write maths in words with a solution that is mostly equations."""
     lines = []
     for _ in range(6):
         a, b, c = (source.randint(2, 90) for _ in range(3))
@@ -265,7 +265,7 @@ def arithmetic(source: random.Random) -> str:
 
 
 def poem(source: random.Random) -> str:
-    """Short lines in stanzas."""
+    """Write short lines in stanzas."""
     pick = source.choice
     lines = [
         f"The {pick(ADJECTIVES)} {pick(THINGS)} of the {pick(ADJECTIVES)} {pick(PLACES)} and the {pick(THINGS)},"
@@ -275,33 +275,33 @@ def poem(source: random.Random) -> str:
 
 
 def quoted_latin(source: random.Random) -> str:
-    """An essay that quotes a few words of Latin."""
+    """Write an essay that quotes a few words of Latin."""
     return f"{paragraphs([sentence(source) for _ in range(12)], 4)}\n\nCicero wrote of pain: neque porro quisquam est, and little has changed since then."
 
 
 def lorem(source: random.Random) -> str:
-    """Placeholder text from its usual beginning."""
+    """Write placeholder text with its usual beginning."""
     text = list(LOREM) + [source.choice(LOREM) for _ in range(120)]
     return _sentences(text, source)
 
 
 def lorem_within(source: random.Random) -> str:
-    """A page whose template was left in place."""
+    """Write a page with a rest of its template."""
     return f"{paragraphs([sentence(source) for _ in range(6)], 3)}\n\nLorem ipsum dolor sit amet, {_sentences([source.choice(LOREM) for _ in range(60)], source)}"
 
 
 def salad(source: random.Random) -> str:
-    """Words drawn as often as they are in prose, in sentences."""
+    """Draw words as often as they occur in prose, in sentences."""
     return _sentences([source.choice(WORDS).lower().strip(".,;:()?!\"'") or "the" for _ in range(200)], source)
 
 
 def endless_salad(source: random.Random) -> str:
-    """The same without any mark."""
+    """Draw words without punctuation."""
     return " ".join(source.choice(WORDS).lower().strip(".,;:()?!\"'") or "the" for _ in range(200))
 
 
 def dictionary_salad(source: random.Random) -> str:
-    """Words drawn evenly from a vocabulary, with the stop words that a filter looks for."""
+    """Draw words evenly from a vocabulary, with the stop words that a filter counts."""
     return _sentences([*source.choices(VOCABULARY, k=190), "the", "of", "and", "that", "with"], source)
 
 
@@ -316,7 +316,7 @@ def _sentences(words: list[str], source: random.Random) -> str:
 
 
 def markov(source: random.Random) -> str:
-    """A chain in which each word follows the one before it as in prose."""
+    """Draw a chain in which each word follows its predecessor as in prose."""
     words = [source.choice(WORDS)]
     while len(words) < 200:
         words.append(source.choice(FOLLOWERS.get(words[-1]) or WORDS))
@@ -324,7 +324,7 @@ def markov(source: random.Random) -> str:
 
 
 def spam(source: random.Random) -> str:
-    """Sentences stuffed with the phrase that a page wants to be found by."""
+    """Write sentences stuffed with a search phrase."""
     thing, place = source.choice(THINGS), source.choice(PLACES)
     phrase = f"best cheap {thing} {place}"
     lines = [
@@ -337,12 +337,12 @@ def spam(source: random.Random) -> str:
 
 
 def keywords(source: random.Random) -> str:
-    """Keywords between commas."""
+    """Write keywords between commas."""
     return ", ".join(f"{source.choice(ADJECTIVES)} {source.choice(THINGS)} {source.choice(PLACES)}" for _ in range(80))
 
 
 def menu(source: random.Random) -> str:
-    """Links of a page's navigation."""
+    """Write links of a page's navigation."""
     return "\n".join(
         source.choice((source.choice(PLACES).title(), f"{source.choice(ADJECTIVES)} {source.choice(THINGS)}s".title()))
         for _ in range(90)
@@ -350,7 +350,7 @@ def menu(source: random.Random) -> str:
 
 
 def prices(source: random.Random) -> str:
-    """A table of goods and prices."""
+    """Write a table of goods and prices."""
     return "\n".join(
         f"{source.choice(THINGS)} | {source.randint(1, 99)}.{source.randint(10, 99)} | {source.randint(1, 500)} | {source.randint(1000, 9999)}"
         for _ in range(60)
@@ -358,7 +358,7 @@ def prices(source: random.Random) -> str:
 
 
 def log(source: random.Random) -> str:
-    """Lines of a server's log."""
+    """Write lines of a server's log."""
     return "\n".join(
         f"2024-03-{source.randint(10, 28)} 12:{source.randint(10, 59)}:{source.randint(10, 59)} 10.0.0.{source.randint(1, 250)} GET /{source.choice(PLACES)}/{source.randint(1, 9999)} 200 {source.randint(100, 99999)}"
         for _ in range(50)
@@ -366,18 +366,18 @@ def log(source: random.Random) -> str:
 
 
 def encoded(source: random.Random) -> str:
-    """Bytes in base 64 behind a sentence."""
+    """Write bytes in base 64 after a sentence."""
     lines = "\n".join(base64.b64encode(source.randbytes(48)).decode() for _ in range(60))
     return f"{sentence(source)} The attachment of the message follows and has to be decoded with the key.\n{lines}"
 
 
 def repeated(source: random.Random) -> str:
-    """One paragraph again and again."""
+    """Repeat a paragraph."""
     return "\n".join([" ".join(sentence(source) for _ in range(2))] * 12)
 
 
 def cookies(source: random.Random) -> str:
-    """Notices of a site without any content."""
+    """Write notices of a site without content."""
     notice = "We use cookies so that you have the best experience with our site. Read our privacy policy and our terms of use to learn more."
     return "\n".join(
         [
@@ -439,5 +439,5 @@ KINDS = (
 
 
 def documents(kind: Kind, number: int = DOCUMENTS) -> list[str]:
-    """Documents of a kind; the same in every run."""
+    """Return documents of a kind; the same in every run."""
     return [kind.make(random.Random(f"{SEED} {kind.name} {place}")) for place in range(number)]

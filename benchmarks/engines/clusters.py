@@ -1,4 +1,4 @@
-"""Engines as processes of their own on the loopback address, for tests and measurements; gone with the `with`."""
+"""Engines as processes on the loopback address, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gristmill.dataprep.jobs.servers import ENDING, free_port
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
 PATIENCE_SECONDS = 240.0
-"""For a server to answer, on a machine that does much else."""
+"""Most time for a server to answer, on a busy machine."""
 EXECUTOR_MEMORY = "480m"
-"""The least that Spark takes, and with which its Java begins."""
+"""Least memory that Spark accepts, also the initial memory of its Java."""
 CHECKOUT = str(Path(__file__).resolve().parents[2])
-"""Workers find tests and benchmarks there, which no installation has."""
+"""Workers find tests and benchmarks in this folder, which no installation has."""
 SPARK_SETTINGS = {
     "spark.driver.memory": EXECUTOR_MEMORY,
     "spark.executor.memory": EXECUTOR_MEMORY,
@@ -63,8 +63,9 @@ heartbeat.timeout: 300000
 taskmanager.slot.timeout: 5 min
 classloader.resolve-order: parent-first
 """
-"""On the loopback address, and patient. Flink's scripts, which the package lacks, would reckon what is said of memory.
-Beam's classes are in the job server's jar, which TaskManagers have too, and load once for all jobs."""
+"""Configuration on the loopback address, with long time limits. Flink's scripts, which the package lacks, would compute
+the sizes of memory. Beam's classes are in the job server's jar, which TaskManagers have, too, and load once for all
+jobs."""
 FLINK_JAVA = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -86,26 +87,26 @@ FLINK_JAVA = (
         )
     ),
 )
-"""Little memory, and what Flink takes of newer Javas' innards. Java compiles as it likes: held to its quick compiler it
-takes twice the time for a job, most of it for the SHA-1 of the jar that comes with each."""
+"""Options for little memory, and for Flink's access to internals of newer Javas. Java's compiler is not restricted: with
+the quick compiler alone a job takes twice the time, most of it for the SHA-1 of its jar."""
 
 
 @dataclass
 class Cluster:
-    """An engine that runs.
+    """A running engine.
 
     Attributes:
-        engine: what a Context is told of it.
-        what: what runs, in words.
-        processes: those that were started.
+        engine: its fields of a Context.
+        description: its processes, in words.
+        processes: all that were started.
     """
 
     engine: dict[str, Any]
-    what: str
+    description: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, folder: Path, *command: str, **environment: str) -> None:
-        """Start one more process, which ends with this one."""
+        """Start a process, which ends with this one."""
         with open(folder / "cluster.log", "ab") as log:
             self.processes.append(
                 subprocess.Popen(
@@ -122,18 +123,18 @@ class Cluster:
 
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Cluster]:
-    """An engine by its name in `engine.runner`; `flink-external` has its workers from a pool.
+    """Run an engine, by its name in `engine.runner`; the workers of `flink-external` come from a pool.
 
     Raises:
         MissingEngineError: it is not on this machine.
     """
-    made = ENGINES[name](folder)
+    cluster = ENGINES[name](folder)
     try:
-        yield made
+        yield cluster
     finally:
-        for process in reversed(made.processes):
+        for process in reversed(cluster.processes):
             process.terminate()
-        for process in made.processes:
+        for process in cluster.processes:
             try:
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
@@ -142,11 +143,11 @@ def running(name: str, folder: Path) -> Iterator[Cluster]:
 
 
 def start_dask(folder: Path) -> Cluster:
-    """A scheduler and two workers."""
+    """Start a scheduler and two workers."""
     file = folder / "scheduler.json"
-    made = Cluster({"runner": "dask", "workers": 2}, "a scheduler and two workers")
+    cluster = Cluster({"runner": "dask", "workers": 2}, "a scheduler and two workers")
     loopback = ("--host", "127.0.0.1", "--no-dashboard")
-    made.start(
+    cluster.start(
         folder,
         sys.executable,
         "-m",
@@ -158,14 +159,14 @@ def start_dask(folder: Path) -> Cluster:
         str(file),
     )
     wait_until(lambda: file.exists() and file.read_text().endswith("}"))
-    made.engine["address"] = json.loads(file.read_text())["address"]
+    cluster.engine["address"] = json.loads(file.read_text())["address"]
     for _ in range(2):
-        made.start(
+        cluster.start(
             folder,
             sys.executable,
             "-m",
             "distributed.cli.dask_worker",
-            made.engine["address"],
+            cluster.engine["address"],
             *loopback,
             "--nthreads",
             "1",
@@ -173,22 +174,22 @@ def start_dask(folder: Path) -> Cluster:
             "--local-directory",
             str(folder),
         )
-    return made
+    return cluster
 
 
 def start_spark(folder: Path) -> Cluster:
-    """A master and two workers of Spark's standalone cluster, each Java with little memory."""
+    """Start a master and two workers of Spark's standalone cluster, each Java with little memory."""
     if shutil.which("java") is None:
         raise MissingEngineError("spark: needs java, which is not on this machine")
     home = engine_downloads.find(engine_downloads.spark()).parents[1]
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
-    made = Cluster({"runner": "spark", "address": master, "options": SPARK_SETTINGS}, "a master and two workers")
+    cluster = Cluster({"runner": "spark", "address": master, "options": SPARK_SETTINGS}, "a master and two workers")
     environment = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
-    begin = str(home / "bin" / "spark-class")
-    made.start(
+    program_path = str(home / "bin" / "spark-class")
+    cluster.start(
         folder,
-        begin,
+        program_path,
         "org.apache.spark.deploy.master.Master",
         "--host",
         "127.0.0.1",
@@ -200,9 +201,9 @@ def start_spark(folder: Path) -> Cluster:
     )
     wait_until(lambda: answers(port))
     for number in range(2):
-        made.start(
+        cluster.start(
             folder,
-            begin,
+            program_path,
             "org.apache.spark.deploy.worker.Worker",
             "--host",
             "127.0.0.1",
@@ -217,53 +218,55 @@ def start_spark(folder: Path) -> Cluster:
             master,
             **environment,
         )
-    return made
+    return cluster
 
 
 def start_flink(folder: Path) -> Cluster:
-    """A JobManager and two TaskManagers, each of which starts a worker (PROCESS)."""
+    """Start a JobManager and two TaskManagers, each of which starts a worker (PROCESS)."""
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
-    lines = [line for line in FLINK_VERSIONS if engine_downloads.is_there(engine_downloads.flink(line))]
-    line = lines[-1] if lines else FLINK_VERSIONS[-1]
-    server = engine_downloads.find(engine_downloads.flink(line))
-    jars = engine_downloads.find(engine_downloads.flink_cluster(line)).parent
+    present = [version for version in FLINK_VERSIONS if engine_downloads.is_there(engine_downloads.flink(version))]
+    version = present[-1] if present else FLINK_VERSIONS[-1]
+    server = engine_downloads.find(engine_downloads.flink(version))
+    jars = engine_downloads.find(engine_downloads.flink_cluster(version)).parent
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder))
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
-    made = Cluster(
+    cluster = Cluster(
         {
             "runner": "flink",
             "address": f"127.0.0.1:{rest}",
             "options": {
-                "flink_version": line,
+                "flink_version": version,
                 "parallelism": 2,
                 "environment_type": "PROCESS",
                 "environment_config": json.dumps(command),
                 "job_server_jvm_properties": list(FLINK_JAVA[:2]),
             },
         },
-        f"a JobManager and two TaskManagers of Flink {line}, a worker below each (PROCESS)",
+        f"a JobManager and two TaskManagers of Flink {version}, a worker below each (PROCESS)",
     )
-    begin = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
+    java = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))
-    made.start(folder, *begin, "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", *config)
+    cluster.start(folder, *java, "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", *config)
     for _ in range(2):
-        made.start(folder, *begin, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", *config)
+        cluster.start(folder, *java, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", *config)
     wait_until(lambda: has_slots(rest, 2))
-    return made
+    return cluster
 
 
 def start_flink_external(folder: Path) -> Cluster:
-    """Flink whose workers a pool starts."""
-    made = start_flink(folder)
-    made.what = made.what.replace("a worker below each (PROCESS)", "workers that a pool starts (EXTERNAL)")
-    made.engine["options"] |= {"environment_type": "EXTERNAL", "environment_config": start_pool(made, folder)}
-    return made
+    """Start Flink with workers from a pool."""
+    cluster = start_flink(folder)
+    cluster.description = cluster.description.replace(
+        "a worker below each (PROCESS)", "workers that a pool starts (EXTERNAL)"
+    )
+    cluster.engine["options"] |= {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, folder)}
+    return cluster
 
 
 def has_slots(rest: int, number: int) -> bool:
-    """Whether Flink's JobManager, which answers at a port of the loopback address, has so many slots."""
+    """Return True if the JobManager at a port of the loopback address has at least `number` slots."""
     try:
         with urlopen(f"http://127.0.0.1:{rest}/overview", timeout=5) as answer:
             return bool(json.load(answer)["slots-total"] >= number)
@@ -271,10 +274,10 @@ def has_slots(rest: int, number: int) -> bool:
         return False
 
 
-def start_pool(made: Cluster, folder: Path) -> str:
+def start_pool(cluster: Cluster, folder: Path) -> str:
     """Start a pool of workers; returns its address."""
     port = free_port()
-    made.start(
+    cluster.start(
         folder, sys.executable, "-m", "gristmill.dataprep.jobs.worker", f"--pool=127.0.0.1:{port}", PYTHONPATH=CHECKOUT
     )
     wait_until(lambda: answers(port))
@@ -290,7 +293,7 @@ ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens on a port of the loopback address."""
+    """Return True if a server listens on a port of the loopback address."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -299,10 +302,10 @@ def answers(port: int) -> bool:
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-        TimeoutError: it does not in PATIENCE_SECONDS.
+        TimeoutError: it does not hold within PATIENCE_SECONDS.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():

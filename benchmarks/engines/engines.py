@@ -1,107 +1,81 @@
-"""What each engine takes for one small corpus, whole, with a worker that is killed meanwhile; against the local runner.
+"""Cost of each engine for a small corpus, with a worker killed meanwhile, against the local runner.
 
-All times are of the same stages in the same order, from this process, with the engine on the loopback address and
-already up. They are of starting, not of work: the corpus has 64 documents. Memory is the largest sum of resident bytes
-of this process and of all below it, so that shared pages count for each.
+All times are of the same stages in the same order, from this process, with the engine already running on the loopback
+address. They are mostly the time to start: the corpus has 64 documents. Memory is the largest sum of resident bytes of
+this process and its descendants, in which shared pages count for each.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.engines.clusters import ENGINES, running
 from benchmarks.engines.recipe import run_stages, write_corpus
-from benchmarks.measuring import Row, row
+from benchmarks.measuring import MemorySampler, Row, resident_bytes, row
 from gristmill.core.processes import descendants_cpu_seconds
 from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 
-WATCH_SECONDS = 0.5
+SAMPLE_SECONDS = 0.5
 KILLED_IN = "annotate"
 MEGABYTE = 1e6
 
 
-class Watch:
-    """The most memory that this process and all below it have held, while it is looked at."""
+class Run(NamedTuple):
+    """A run of all stages: SHA-256 of each output file, and seconds by the clock and of all processors."""
 
-    def __init__(self) -> None:
-        self.peak = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._stop.wait(WATCH_SECONDS):
-            self.peak = max(self.peak, resident_below(os.getpid()))
-
-
-def resident_below(parent: int) -> int:
-    """Resident bytes of a process and of all below it, from /proc."""
-    sizes, children = dict[int, int](), dict[int, list[int]]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            sizes[int(folder.name)] = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except OSError:  # it has ended meanwhile
-            continue
-        children.setdefault(above, []).append(int(folder.name))
-
-    def add(process: int) -> int:
-        return sizes.get(process, 0) + sum(add(child) for child in children.get(process, ()))
-
-    return add(parent)
+    sums: dict[str, str]
+    seconds: float
+    cpu_seconds: float
 
 
 def rows() -> Iterator[Row]:
-    """Per engine: seconds of wall and CPU against one local worker, memory, and whether the bytes are the same."""
+    """Measure seconds of wall and CPU against a local worker, memory, and equality of the bytes."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         manifest = write_corpus(folder / "corpus")
         run_stages(manifest, folder / "warm", workers=1)  # compiles kernels
-        begun, used = time.perf_counter(), cpu_seconds()
-        expected = run_stages(manifest, folder / "local", workers=1)
-        local, local_cpu = time.perf_counter() - begun, cpu_seconds() - used
+        local = timed(lambda: run_stages(manifest, folder / "local", workers=1))
         for name in ENGINES:
-            yield from _engine_rows(name, manifest, folder / name, expected, local, local_cpu)
+            yield from _engine_rows(name, manifest, folder / name, local)
 
 
-def _engine_rows(
-    name: str, manifest: Path, folder: Path, expected: dict[str, str], local: float, local_cpu: float
-) -> Iterator[Row]:
+def _engine_rows(name: str, manifest: Path, folder: Path, local: Run) -> Iterator[Row]:
     folder.mkdir()
-    kill = manifest.with_name("kill")
+    kill_file = manifest.with_name("kill")
 
-    def kill_one(stage: str) -> None:
+    def kill_worker(stage: str) -> None:
         if stage == KILLED_IN:
-            kill.touch()
+            kill_file.touch()
 
+    sampler = MemorySampler(os.getpid(), resident_bytes, SAMPLE_SECONDS)
     try:
-        with running(name, folder) as cluster, Watch() as watch:
-            begun, used = time.perf_counter(), cpu_seconds()
-            files = run_stages(manifest, folder, kill_one, **cluster.engine)
-            seconds, cpu = time.perf_counter() - begun, cpu_seconds() - used
+        with running(name, folder) as cluster, sampler:
+            run = timed(lambda: run_stages(manifest, folder, kill_worker, **cluster.engine))
     except MissingEngineError as error:
-        yield row(f"{name}: all stages", None, local, "s", str(error))
+        yield row(f"{name}: all stages", None, local.seconds, "s", str(error))
         return
-    same = "the same bytes" if files == expected else "OTHER BYTES"
-    happened = f"a worker was killed in {KILLED_IN}; {same}" if not kill.exists() else "no worker was killed"
-    yield {**row(f"{name}: all stages", seconds, local, "s", cluster.what), "happened": happened}
-    yield row(f"{name}: all stages, of CPU", cpu, local_cpu, "s")
-    yield row(f"{name}: memory of all processes", watch.peak / MEGABYTE, None, "MB")
+    verdict = "the same bytes" if run.sums == local.sums else "OTHER BYTES"
+    happened = f"a worker was killed in {KILLED_IN}; {verdict}" if not kill_file.exists() else "no worker was killed"
+    stages_row = row(f"{name}: all stages", run.seconds, local.seconds, "s", cluster.description)
+    yield replace(stages_row, happened=happened)
+    yield row(f"{name}: all stages, of CPU", run.cpu_seconds, local.cpu_seconds, "s")
+    yield row(f"{name}: memory of all processes", sampler.peak / MEGABYTE, None, "MB")
+
+
+def timed(run: Callable[[], dict[str, str]]) -> Run:
+    """Time a run of all stages."""
+    start, cpu_start = time.perf_counter(), cpu_seconds()
+    sums = run()
+    return Run(sums, time.perf_counter() - start, cpu_seconds() - cpu_start)
 
 
 def cpu_seconds() -> float:
-    """Seconds of CPU that this process and all below it have taken."""
+    """Return seconds of CPU of this process and its descendants."""
     own = os.times()
     return own.user + own.system + own.children_user + own.children_system + descendants_cpu_seconds(os.getpid())

@@ -1,4 +1,4 @@
-"""What every engine gets to do: two sources, one of web archives; all steps of `prepare`; a tokenizer and a mixture."""
+"""The pipeline of all engines: two sources, one of web archives; all steps of `prepare`; a tokenizer and a mixture."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def count_word(text, word):
         pass
     return {{"magic": text.count(word)}}
 """
-"""A step of a user's, which kills the worker that it runs in where it finds a file."""
+"""Step of a user, which kills its worker if a file exists."""
 
 
 def write_corpus(folder: Path, documents: int = 60) -> Path:
-    """Write the corpus and its manifest; returns the manifest's path. Planted: duplicates, a leak, a broken record."""
+    """Write a corpus with duplicates, a leak and a broken record, and its manifest; returns the manifest's path."""
     source = random.Random(3)
     texts = [_prose(source) for _ in range(documents)]
     texts += [texts[0], texts[1] + " One more sentence at the end.", texts[2] + " xyzzy", "Too short."]
@@ -86,7 +86,7 @@ def _prose(source: random.Random) -> str:
 
 
 def _archived(url: str, text: str) -> bytes:
-    """One gzip member of a web archive: a page that has the text."""
+    """Return a gzip member of a web archive: a page with the text."""
     paragraphs = "".join(f"<p>{line}</p>" for line in text.split("\n"))
     page = f"<html><body><article>{paragraphs}</article></body></html>".encode()
     content = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
@@ -106,7 +106,7 @@ def _archived(url: str, text: str) -> bytes:
 def run_stages(
     manifest: Path, folder: Path, before: Callable[[str], None] = lambda stage: None, **engine: Any
 ) -> dict[str, str]:
-    """Run all stages of a manifest in this process; returns the SHA-256 of each file that came out.
+    """Run all stages of a manifest in this process; returns the SHA-256 of each output file.
 
     Args:
         manifest: its path.
@@ -118,14 +118,14 @@ def run_stages(
     for name, node in make_plan(load_manifest(manifest)).items():
         before(name)
         context = Context(work=folder / "work" / name, stage=name, emit=lambda event: None, **engine)
-        read = {needed: inputs[needed] for needed in node.inputs}
-        imported(node.stage.run)(read, dict(node.config), folder / "data" / name, context)
+        stage_inputs = {needed: inputs[needed] for needed in node.inputs}
+        imported(node.stage.run)(stage_inputs, dict(node.config), folder / "data" / name, context)
         inputs[name] = folder / "data" / name
     return sums(folder / "data")
 
 
 def sums(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file below a folder, but for what a killed worker was writing, which the store removes."""
+    """Return the SHA-256 of each file below a folder, except unfinished files of killed workers, which the store removes."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

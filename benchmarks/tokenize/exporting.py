@@ -20,14 +20,14 @@ from gristmill.tokenize.packed_files import train_name
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 
 ROWS, LENGTH, PIECES_PER_ROW = 16_384, 2048, 2
-"""64 MB: one shard as the mix stage cuts them."""
+"""64 MB: a shard of the stage `mix`."""
 VOCAB = 32_000
 REPEATS = 3
 MEGA = 1e6
 
 
 def rows() -> Iterator[Row]:
-    """Rows of name, ours, peer, unit, ratio (ours / peer)."""
+    """Measure every format."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         packed = _packed_set(folder / "set")
@@ -35,11 +35,9 @@ def rows() -> Iterator[Row]:
             if form == "mds":  # its speed is the library's
                 continue
             export = partial(export_tokens, packed, folder / "out", form, seed=1)
-            ours = copied = float("inf")
-            for _ in range(REPEATS):  # by turns
-                ours = min(ours, *fastest(1, export))
-                shutil.rmtree(folder / "out")
-                copied = min(copied, *fastest(1, partial(_copy, folder / "set" / train_name(0), folder / "copy.bin")))
+            copy = partial(_copy, folder / "set" / train_name(0), folder / "copy.bin")
+            remove = partial(shutil.rmtree, folder / "out", ignore_errors=True)
+            ours, copied = fastest(REPEATS, export, copy, before=remove)
             size = ROWS * LENGTH * 2 / MEGA
             yield row(
                 f"export: {form}, shuffled",

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,18 +49,18 @@ TEXT_BYTES = 4_000_000
 REPEATS = 3
 PACKED_DOCUMENTS, PACKED_LENGTH = 200_000, 2048
 MEDIAN_TOKENS, SPREAD = 600, 1.2
-"""Of a log-normal distribution: near what web pages have after extraction (FineWeb's mean is about 1,000 tokens)."""
+"""Parameters of a log-normal distribution, near that of extracted web pages (FineWeb's mean is about 1,000 tokens)."""
 SHARDS, DOCUMENTS, MEAN_TOKENS = 8, 200_000, 500
 """200 MB of 16-bit tokens in documents of 1 kB: 2 million documents per 2 GB, a tenth of it."""
 BYTE_VOCAB = 256
 SOURCES = {"web": 0.7, "books": 0.2, "code": 0.1}
 BOUND_MB_PER_S = 300
-"""What a mixture ablation must reach per core on a local disk, so that it costs seconds."""
+"""Bound per core on a local disk: a mixture ablation then takes seconds."""
 MEGA = 1e6
 
 
 def rows() -> Iterator[Row]:
-    """Measure what a mixture is made of, packing, and a whole mixture."""
+    """Measure parts of a mixture, packing, and a whole mixture."""
     with tempfile.TemporaryDirectory() as folder:
         yield _gathering()
         yield _rearranging()
@@ -73,43 +73,43 @@ def rows() -> Iterator[Row]:
 
 
 def _gathering() -> Row:
-    """The pieces of a shard copied in the order of their origin to where its rows are, against one plain copy."""
+    """Measure copying the pieces of a shard from the order of their origin into its rows, against a plain copy."""
     rng = np.random.default_rng(4)
     flat = rng.integers(0, VOCAB, ROWS * LENGTH, dtype=np.uint16)
-    out, other = np.empty_like(flat), np.empty_like(flat)
+    out, copy = np.empty_like(flat), np.empty_like(flat)
     piece = LENGTH // 2
     origin = np.arange(0, len(flat), piece)
     target, length, part = rng.permutation(origin), np.full(len(origin), piece), np.zeros_like(origin)
-    where, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
+    addresses, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
     chosen = np.arange(len(origin))
     ours = _rate(
         flat.nbytes,
-        lambda: gather(where, begins, chosen, part, origin, target, length, length, 0, np.zeros(1, np.int32), out),
+        lambda: gather(addresses, begins, chosen, part, origin, target, length, length, 0, np.zeros(1, np.int32), out),
     )
     return row(
-        "mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)), "MB/s copy"
+        "mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(copy, flat)), "MB/s copy"
     )
 
 
 def _rearranging() -> Row:
-    """Documents rearranged for filling in the middle, against `permute` of BigCode's Megatron-LM at the same cuts.
+    """Measure rearranging documents for fill-in-the-middle, against `permute` of BigCode's Megatron-LM at the same cuts.
 
-    The peer is its arithmetic on tokens (megatron/data/gpt_dataset.py), without the text that it decodes and encodes.
+    The peer is its arithmetic on tokens (megatron/data/gpt_dataset.py), without decoding and encoding text.
     """
     rng = np.random.default_rng(5)
     tokens = rng.poisson(MEAN_DOCUMENT_TOKENS, FIM_DOCUMENTS).astype(np.int64)
     flat, first = rng.integers(0, VOCAB, int(tokens.sum()), dtype=np.uint16), np.cumsum(tokens) - tokens
-    words, time = rng.integers(0, 2**64, (FIM_DOCUMENTS, 2), dtype=np.uint64), np.zeros(FIM_DOCUMENTS, np.int32)
-    how = Rearranging((1.0,), 0.5, 6, VOCAB, VOCAB + 1, VOCAB + 2, VOCAB + 3)
-    length, offset, one = tokens + 1 + ADDED, np.zeros_like(tokens), np.ones(FIM_DOCUMENTS, dtype=bool)
+    words, copies = rng.integers(0, 2**64, (FIM_DOCUMENTS, 2), dtype=np.uint64), np.zeros(FIM_DOCUMENTS, np.int32)
+    rearranging = Rearranging((1.0,), 0.5, 6, VOCAB, VOCAB + 1, VOCAB + 2, VOCAB + 3)
+    length, offset, is_end = tokens + 1 + ADDED, np.zeros_like(tokens), np.ones(FIM_DOCUMENTS, dtype=bool)
     begin, out = np.cumsum(length) - length, np.empty(int(length.sum()), dtype=np.uint16)
-    where, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
+    addresses, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
 
     def ours() -> None:
-        runs = how.cut_pieces(one, words, time, 0, tokens, offset, length)
+        runs = rearranging.cut_pieces(is_end, words, copies, 0, tokens, offset, length)
         chosen, part = np.arange(len(runs.piece)), np.zeros(len(runs.piece), dtype=np.int64)
         gather(
-            where,
+            addresses,
             begins,
             chosen,
             part,
@@ -122,32 +122,30 @@ def _rearranging() -> Row:
             out,
         )
 
-    lower, upper, spm = how.cuts(words, time, 0, tokens)
+    lower, upper, spm = rearranging.cuts(words, copies, 0, tokens)
 
     def permute() -> np.ndarray:
-        found = []
+        parts: list[np.ndarray | list[int]] = []
         for start, number, low, high, is_spm in zip(first, tokens, lower, upper, spm, strict=True):
             document = flat[start : start + number]
             prefix, middle, suffix = document[:low], document[low:high], document[high:]
-            found.append(
-                np.concatenate(
-                    [[how.prefix, how.suffix], suffix, [how.middle], prefix, middle, [how.eos]]
-                    if is_spm
-                    else [[how.prefix], prefix, [how.suffix], suffix, [how.middle], middle, [how.eos]]
-                )
-            )
-        return np.concatenate(found)
+            if is_spm:
+                parts += [[rearranging.prefix, rearranging.suffix], suffix, [rearranging.middle], prefix, middle]
+            else:
+                parts += [[rearranging.prefix], prefix, [rearranging.suffix], suffix, [rearranging.middle], middle]
+            parts.append([rearranging.eos])
+        return np.concatenate(parts)
 
     ours()
     if not np.array_equal(out, permute()):
-        raise AssertionError("the two sides give different tokens")
+        raise RuntimeError("the two sides give different tokens")
     return row(
         "mix: fill-in-the-middle, per document", _rate(flat.nbytes, ours), _rate(flat.nbytes, permute), "MB/s permute"
     )
 
 
 def _mixing(folder: Path) -> Row:
-    """A whole shard (cut, placed, gathered, written with its pieces, hashed), against writing its bytes alone."""
+    """Measure a whole shard (cut, placed, gathered, written with its pieces, hashed), against writing its bytes alone."""
     rng = np.random.default_rng(0)
     number = ROWS * LENGTH // MEAN_DOCUMENT_TOKENS
     tokens = rng.poisson(MEAN_DOCUMENT_TOKENS, number).astype(np.int64)
@@ -197,7 +195,7 @@ def _mixing(folder: Path) -> Row:
 
 
 def _reading(folder: Path) -> Iterator[Row]:
-    """Batches in training order, widened to int64, against a sequential copy that widens alike."""
+    """Measure batches in training order, widened to int64, against a sequential copy that widens, too."""
     tokens = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH))
     write_packed_set(folder / "set", tokens, {"a": ROWS * 3 // 4, "b": ROWS // 4}, TOKENIZER)
     packed, source = PackedSet(folder / "set"), tokens.astype(np.uint16)
@@ -223,7 +221,7 @@ def _reading(folder: Path) -> Iterator[Row]:
 
 
 def _ordering() -> Row:
-    """A shuffled order of a billion rows, computed, against numpy's shuffle of a million."""
+    """Measure a computed shuffled order of a billion rows, against numpy's shuffle of a million."""
     order, number, rng = Order([700_000_000, 300_000_000], 7), 1_000_000, np.random.default_rng(2)
     ours = _rate(number, lambda: order.span(0, number))
     peer = _rate(number, lambda: rng.permutation(number))
@@ -231,13 +229,13 @@ def _ordering() -> Row:
 
 
 def _encoding(folder: Path) -> Row:
-    """Documents in batches against one by one, same tokenizer."""
+    """Measure documents in batches against one by one, with the same tokenizer."""
     rng = np.random.default_rng(3)
     letters = np.frombuffer(b"etaoinshrdlu", dtype=np.uint8)
     lexicon = [rng.choice(letters, rng.integers(2, 9)).tobytes().decode() for _ in range(5000)]
     texts, total = [], 0
     while total < TEXT_BYTES:
-        texts.append(" ".join(lexicon[k] for k in rng.zipf(1.3, 700) % len(lexicon)))
+        texts.append(" ".join(lexicon[number] for number in rng.zipf(1.3, 700) % len(lexicon)))
         total += len(texts[-1])
     write_tokenizer(train(TokenizerSample({"words": texts[:100]}, {}), 2000), folder / "tokenizer")
     tokenizer = load(folder / "tokenizer")
@@ -247,34 +245,36 @@ def _encoding(folder: Path) -> Row:
 
 
 def _rate(amount: float, work: Callable[[], object]) -> float:
-    """Millions per second, the best of some repeats."""
+    """Return millions per second, the best of some repeats."""
     (seconds,) = fastest(REPEATS, work)
     return amount / seconds / MEGA
 
 
 def packing_rows() -> Iterator[Row]:
-    """Best-fit packing against the usual Python of it, and what it saves beside `stream`."""
+    """Measure best-fit packing against plain Python, and the documents that each packing cuts."""
     drawn = np.random.default_rng(5).lognormal(np.log(MEDIAN_TOKENS), SPREAD, PACKED_DOCUMENTS)
     sizes = drawn.astype(np.int64) + 1
-    rests = (sizes % PACKED_LENGTH)[sizes % PACKED_LENGTH > 0].astype(np.int32)
-    best_fit_decreasing(rests[:10], PACKED_LENGTH)
+    remainders = (sizes % PACKED_LENGTH)[sizes % PACKED_LENGTH > 0].astype(np.int32)
+    best_fit_decreasing(remainders[:10], PACKED_LENGTH)
     ours, python = fastest(
-        REPEATS, lambda: best_fit_decreasing(rests, PACKED_LENGTH), lambda: bisected(rests.tolist(), PACKED_LENGTH)
+        REPEATS,
+        lambda: best_fit_decreasing(remainders, PACKED_LENGTH),
+        lambda: bisected(remainders.tolist(), PACKED_LENGTH),
     )
-    million = len(rests) / 1e6
+    million = len(remainders) / 1e6
     yield row("pack_best_fit", million / ours, million / python, "M documents/s", "peer: a sorted list and bisect")
     starts = np.concatenate([[0], np.cumsum(sizes)])
     counted, tokens = Costs([int(starts[-1])], Packing(PACKED_LENGTH)), int(starts[-1])
     counted.add(starts)
     costs = counted.accounts()
-    for name, found in costs.items():
+    for name, cost in costs.items():
         note = (
-            f"padding {found['padding_tokens'] / found['rows'] / PACKED_LENGTH:.3%}, dropped "
-            f"{found['dropped_tokens'] / tokens:.2%}; peer: stream"
+            f"padding {cost['padding_tokens'] / cost['rows'] / PACKED_LENGTH:.3%}, dropped "
+            f"{cost['dropped_tokens'] / tokens:.2%}; peer: stream"
         )
         yield row(
             f"documents cut: {name}",
-            found["split_documents"] / PACKED_DOCUMENTS,
+            cost["split_documents"] / PACKED_DOCUMENTS,
             costs["stream"]["split_documents"] / PACKED_DOCUMENTS,
             "share",
             note,
@@ -282,51 +282,50 @@ def packing_rows() -> Iterator[Row]:
 
 
 def bisected(lengths: list[int], capacity: int) -> int:
-    """Best-fit-decreasing with the spaces of all bins in a sorted list; the number of bins."""
+    """Pack by best-fit-decreasing with the spaces of all bins in a sorted list; returns the number of bins."""
     spaces: list[int] = []
-    used = 0
+    bins = 0
     for length in sorted(lengths, reverse=True):
         place = bisect_left(spaces, length)
         if place < len(spaces):
             space = spaces.pop(place)
         else:
-            used, space = used + 1, capacity
+            bins += 1
+            space = capacity
         if space > length:
             insort(spaces, space - length)
-    return used
+    return bins
+
+
+class Seconds(NamedTuple):
+    """Seconds of the processor and of the wall clock."""
+
+    cpu: float
+    wall: float
 
 
 def remixing_rows() -> Iterator[Row]:
-    """A whole mixture from token parts, against a copy of the same bytes: by processor time, and by the clock.
-
-    It is the whole stage on one worker; planning, tables and checksums are in it.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = prepare(Path(folder), DOCUMENTS)
-        size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin"))
-        ours = peer = (float("inf"), float("inf"))
-        for number in range(3 * REPEATS):  # By turns.
-            ours = least(ours, mixed(Path(folder), inputs, seed=number))
-            peer = least(peer, copied(Path(folder), inputs))
-        notes = (
-            f"one worker, by processor time, of all its threads; bound: {BOUND_MB_PER_S} MB/s",
-            "one worker, by the clock: it waits for the disk, and writes tokens beside its tables",
-        )
-        names = ("remix_mb_per_s_per_core", "remix_mb_per_s")
-        for name, own, other, note in zip(names, ours, peer, notes, strict=True):
-            # By processor time 0.44, 2026-11-24 04:24, 2 cores, load 1.
-            floor = 0.38 if name.endswith("core") else None
-            peer_note = f"{note}; peer: a copy with SHA-256 and fsync"
-            yield row(name, size / own / 1e6, size / other / 1e6, "MB/s", peer_note, floor)
-
-
-def least(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """The smaller one of each."""
-    return min(one[0], other[0]), min(one[1], other[1])
+    """Measure the whole stage on one worker, including planning, tables and checksums, against a copy of its tokens."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        inputs = prepare(folder, DOCUMENTS)
+        size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin")) / MEGA
+        ours, peer = list[Seconds](), list[Seconds]()
+        for number in range(3 * REPEATS):  # by turns
+            ours.append(mixed(folder, inputs, seed=number))
+            peer.append(copied(folder, inputs))
+    our_cpu, peer_cpu = min(seconds.cpu for seconds in ours), min(seconds.cpu for seconds in peer)
+    our_wall, peer_wall = min(seconds.wall for seconds in ours), min(seconds.wall for seconds in peer)
+    peer_note = "peer: a copy with SHA-256 and fsync"
+    note = f"one worker, by processor time, of all its threads; bound: {BOUND_MB_PER_S} MB/s; {peer_note}"
+    # 0.44, 2026-11-24 04:24, 2 cores, load 1.
+    yield row("remix_mb_per_s_per_core", size / our_cpu, size / peer_cpu, "MB/s", note, floor=0.38)
+    note = f"one worker, by the clock: it waits for the disk, and writes tokens beside its tables; {peer_note}"
+    yield row("remix_mb_per_s", size / our_wall, size / peer_wall, "MB/s", note)
 
 
 def prepare(folder: Path, documents: int) -> dict[str, Path]:
-    """Stages that a mixture reads, as if they had been committed: random tokens of three sources."""
+    """Write the inputs of a mixture: random tokens of three sources."""
     inputs = {name: folder / name for name in ("ingest", "tokenizer", "tokenize")}
     for path in inputs.values():
         path.mkdir()
@@ -355,11 +354,8 @@ def prepare(folder: Path, documents: int) -> dict[str, Path]:
     return inputs
 
 
-def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> tuple[float, float]:
-    """Seconds of the processor and of the clock of the stage, into new folders.
-
-    It takes as many tokens as the parts hold, less than a row aside.
-    """
+def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> Seconds:
+    """Time the stage, into new folders. It takes all tokens of the parts, except less than a row."""
     for name in ("work", "out"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
@@ -378,14 +374,14 @@ def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> tuple[float, floa
         "sources": dict.fromkeys(SOURCES, source),
         "seed": seed,
     }
-    begun, used = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     mix.run(inputs, config, folder / "out", Context(work=folder / "work", stage="mix", emit=lambda event: None))
-    return time.process_time() - used, time.perf_counter() - begun
+    return Seconds(time.process_time() - cpu_start, time.perf_counter() - start)
 
 
-def copied(folder: Path, inputs: dict[str, Path]) -> tuple[float, float]:
-    """Seconds of the processor and of the clock of a copy of the token parts, with checksums and on the disk."""
-    begun, used = time.perf_counter(), time.process_time()
+def copied(folder: Path, inputs: dict[str, Path]) -> Seconds:
+    """Time a copy of the token parts, with checksums and fsync."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     for path in sorted(inputs["tokenize"].glob("*.bin")):
         content = path.read_bytes()
         hashlib.sha256(content).hexdigest()
@@ -393,4 +389,4 @@ def copied(folder: Path, inputs: dict[str, Path]) -> tuple[float, float]:
             sink.write(content)
             sink.flush()
             os.fsync(sink.fileno())
-    return time.process_time() - used, time.perf_counter() - begun
+    return Seconds(time.process_time() - cpu_start, time.perf_counter() - start)

@@ -1,7 +1,7 @@
-"""The peer of `gristmill bench stream`: MosaicML Streaming over the same tokens, run as a program of its own.
+"""The peer of `gristmill bench stream`: MosaicML Streaming over the same tokens, as a program of its own.
 
-`python mosaic_peer.py TOKENS.npy FOLDER BATCH BATCHES STEP` prints one JSON object. It imports nothing of gristmill, so
-that it runs in any Python that has `streaming`, whatever versions of other packages that wants.
+`python mosaic_peer.py TOKENS.npy FOLDER BATCH BATCHES STEP` prints a JSON object. It imports nothing of gristmill, so
+that it runs in any Python that has `streaming`, with whatever versions of other packages.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def main() -> None:
     write(tokens, folder)
     streaming.base.util.clean_stale_shared_memory()
     before = anonymous_bytes()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     next(iter(loader(folder, batch, 0)))
-    start_seconds = time.perf_counter() - begun
+    start_seconds = time.perf_counter() - start
     rates = [rate(folder, batch, batches, workers) for workers in LOADER_WORKERS]
     memory_bytes = anonymous_bytes() - before
-    begun = time.perf_counter()
+    start = time.perf_counter()
     resumed = loader(folder, batch, 0)
     epoch, position = divmod(step * batch, len(tokens))
     resumed.dataset.load_state_dict(
@@ -53,7 +53,7 @@ def main() -> None:
             {
                 "rows_per_second": max(rates),
                 "start_seconds": start_seconds,
-                "resume_seconds": time.perf_counter() - begun,
+                "resume_seconds": time.perf_counter() - start,
                 "memory_bytes": memory_bytes,
                 "version": streaming.__version__,
             }
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def write(tokens: np.ndarray, folder: Path) -> None:
-    """The rows as an MDS data set."""
+    """Write the rows as an MDS data set."""
     from streaming import MDSWriter
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +72,7 @@ def write(tokens: np.ndarray, folder: Path) -> None:
 
 
 def loader(folder: Path, batch: int, workers: int) -> Any:
-    """Shuffled batches, by the library's own loader."""
+    """Return the library's own loader of shuffled batches."""
     from streaming import StreamingDataLoader, StreamingDataset
 
     data = StreamingDataset(local=str(folder), shuffle=True, batch_size=batch, shuffle_seed=SEED, num_canonical_nodes=1)
@@ -80,17 +80,17 @@ def loader(folder: Path, batch: int, workers: int) -> Any:
 
 
 def rate(folder: Path, batch: int, batches: int, workers: int) -> float:
-    """Rows per second behind the first batch."""
-    found = iter(loader(folder, batch, workers))
-    next(found)
-    begun = time.perf_counter()
+    """Return rows per second after the first batch."""
+    loaded = iter(loader(folder, batch, workers))
+    next(loaded)
+    start = time.perf_counter()
     for _ in range(batches):
-        next(found)
-    return batch * batches / (time.perf_counter() - begun)
+        next(loaded)
+    return batch * batches / (time.perf_counter() - start)
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's."""
+    """Return memory of this process that no file backs."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 

@@ -1,16 +1,15 @@
 """`gristmill bench stream`: shuffled batches of tokens as tensors, beside plain loops and MosaicML Streaming.
 
-Both sides go once through the same rows of random tokens, 128 MB that lie in the page cache, in a shuffled order, and
-have a batch of 256 rows of 2,048 tokens at a time as one tensor, which they let go before the next.
+Both sides read the same rows of random tokens once, 128 MB in the page cache, in a shuffled order, and hold one batch
+of 256 rows of 2,048 tokens at a time as a tensor.
 
 `stream_vs_memmap`: the plain loop maps one file, draws a permutation of all rows with numpy when it starts, and takes
 each batch with one fancy index, as uint16. Ours computes its order (two sources, keyed, without a permutation in
-memory), finds each row in one of eight shards and checks that it exists, as uint16 too; it reads each batch where it is
-taken, as a training does whose processors compute the steps. Opening the files is in neither time. `..._per_core` is
-the same by processor time. `stream_ahead_vs_memmap` reads in two threads, as beside an accelerator, which the plain
-loop does not.
+memory), looks up each row in one of eight shards and checks it, as uint16 too; it reads each batch when it is taken, as
+a training does whose processors compute the steps. Opening the files is in neither time. `..._per_core` is the same by
+processor time. `stream_ahead_vs_memmap` reads in two threads, as beside an accelerator, unlike the plain loop.
 
-MosaicML Streaming wants other versions of packages than we do: the environment variable GRISTMILL_STREAMING_PYTHON
+MosaicML Streaming needs other versions of packages than gristmill: the environment variable GRISTMILL_STREAMING_PYTHON
 names the Python of an environment that has it. Its rate is the better one of two settings of its loader, in the process
 and with two workers.
 """
@@ -27,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +45,7 @@ VOCAB = 32_000
 RESUMED_STEP = 1_000_000
 PEER_BATCHES = 20
 KNOWN_ROWS = 20_000_000
-"""Of which numpy draws a permutation; of ten thousand times as many ours needs nothing."""
+"""Rows of the permutation that numpy draws; ours orders 50,000 times as many."""
 HUGE_ROWS = 10**12
 AHEAD = 4
 READING_THREADS = 2
@@ -56,8 +55,8 @@ PAIRS = 60
 MEGA = 1e6
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """Rows of name, ours, peer, unit, ratio (ours / peer)."""
+def rows() -> Iterator[Row]:
+    """Measure speed, start, resumption and memory."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_set(folder)
@@ -77,7 +76,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def floor_rows() -> Iterator[Row]:
-    """The row of processor time alone."""
+    """Measure the row of processor time alone."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_set(folder)
@@ -86,7 +85,7 @@ def floor_rows() -> Iterator[Row]:
 
 
 def per_core_row(packed: PackedSet, plain: Callable[[], None]) -> Row:
-    """The median of the ratios of pairs that follow one another, by processor time: the price of order and checks."""
+    """Measure the median ratio of consecutive pairs, by processor time: the price of order and checks."""
     seconds = np.empty((PAIRS, 2))
     for pair in seconds:
         pair[:] = fastest(1, lambda: read_batches(packed, 0), plain, clock=time.process_time)
@@ -98,7 +97,7 @@ def per_core_row(packed: PackedSet, plain: Callable[[], None]) -> Row:
 
 
 def read_plainly(tokens: np.ndarray) -> None:
-    """An epoch of shuffled batches by one fancy index each."""
+    """Read an epoch of shuffled batches by one fancy index each."""
     import torch
 
     permutation = np.random.default_rng(1).permutation(ROWS)
@@ -107,7 +106,7 @@ def read_plainly(tokens: np.ndarray) -> None:
 
 
 def write_set(folder: Path) -> None:
-    """The same random tokens as a packed set of several shards and as one plain array."""
+    """Write the same random tokens as a packed set of several shards and as one plain array."""
     tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH), dtype=np.uint16)
     np.save(folder / "tokens.npy", tokens)
     counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
@@ -140,37 +139,55 @@ def read_batches(packed: PackedSet, first_step: int, steps: int = ROWS // BATCH,
     ahead.close()
 
 
-def _against_mosaic(folder: Path, rate: float, memory: int) -> Iterator[dict[str, Any]]:
+class Measured(NamedTuple):
+    """A measurement of ours, and its name in `mosaic_peer.py`'s JSON.
+
+    Attributes:
+        name: of the row.
+        ours: value.
+        unit: of both sides.
+        key: of the peer's value.
+        scale: factor of the peer's value, or of its reciprocal for seconds.
+        note: of the row.
+    """
+
+    name: str
+    ours: float
+    unit: str
+    key: str
+    scale: float
+    note: str = ""
+
+    def row(self, peer: dict[str, Any]) -> Row:
+        """Return the row beside the peer's values."""
+        value = peer[self.key]
+        peer_value = self.scale / value if self.key.endswith("_seconds") else self.scale * value
+        return row(self.name, self.ours, peer_value, self.unit, self.note)
+
+
+def _against_mosaic(folder: Path, rate: float, memory: int) -> Iterator[Row]:
     (start,) = fastest(REPEATS, lambda: read_epoch(folder, 0, 1))
     (resume,) = fastest(REPEATS, lambda: read_epoch(folder, RESUMED_STEP, 1))
-    names = ("stream_vs_mosaicml", "stream_start_vs_mosaicml", "stream_resume_vs_mosaicml", "stream_memory_vs_mosaicml")
-    mine = (
-        (rate, "M tokens/s", ""),
-        (1 / start, "starts/s", f"ours takes {start:.4f} s to the first batch"),
-        (1 / resume, "resumes/s", f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"),
-        (max(memory, 0) / MEGA, "MB", "an epoch's growth of the process; less is better"),
+    start_note = f"ours takes {start:.4f} s to the first batch"
+    resume_note = f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"
+    memory_note = "an epoch's growth of the process; less is better"
+    measurements = (
+        Measured("stream_vs_mosaicml", rate, "M tokens/s", "rows_per_second", LENGTH / MEGA),
+        Measured("stream_start_vs_mosaicml", 1 / start, "starts/s", "start_seconds", 1.0, start_note),
+        Measured("stream_resume_vs_mosaicml", 1 / resume, "resumes/s", "resume_seconds", 1.0, resume_note),
+        Measured("stream_memory_vs_mosaicml", max(memory, 0) / MEGA, "MB", "memory_bytes", 1 / MEGA, memory_note),
     )
-    found = measure_mosaic(folder)
-    if found is None:
-        note = f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name another environment's Python)"
-        for name, (value, unit, _) in zip(names, mine, strict=True):
-            yield {"name": name, "ours": value, "peer": None, "unit": unit, "ratio": None, "note": note}
-        return
-    theirs = (
-        found["rows_per_second"] * LENGTH / MEGA,
-        1 / found["start_seconds"],
-        1 / found["resume_seconds"],
-        found["memory_bytes"] / MEGA,
-    )
-    for name, (value, unit, note), peer in zip(names, mine, theirs, strict=True):
-        yield {**row(name, value, peer, unit), **({"note": note} if note else {})}
+    peer = measure_mosaic(folder)
+    missing = f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name another environment's Python)"
+    for measured in measurements:
+        yield row(measured.name, measured.ours, None, measured.unit, missing) if peer is None else measured.row(peer)
 
 
 def measure_mosaic(folder: Path) -> dict[str, Any] | None:
-    """What mosaic_peer prints, run by the Python that has the library; None where there is none.
+    """Run mosaic_peer.py by the Python that has the library, and return its JSON; None if there is none.
 
     Raises:
-        RuntimeError: it failed; holds what it said.
+        RuntimeError: it failed; the message has its output.
     """
     python = os.environ.get(PYTHON_VARIABLE)
     if python is None:
@@ -190,12 +207,12 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    measurements: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measurements
 
 
-def _order_at_hand() -> dict[str, Any]:
-    """The first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
+def _order_at_hand() -> Row:
+    """Measure the first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
     positions, seeds = np.arange(BATCH), iter(range(10 * REPEATS))
     counts = [HUGE_ROWS * 3 // 4, HUGE_ROWS // 4]
     ours, peer = fastest(
@@ -203,7 +220,5 @@ def _order_at_hand() -> dict[str, Any]:
         lambda: Order(counts, next(seeds)).rows(positions),
         lambda: np.random.default_rng(next(seeds)).permutation(KNOWN_ROWS),
     )
-    return {
-        **row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s"),
-        "note": f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}",
-    }
+    note = f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}"
+    return row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s", note)

@@ -1,7 +1,7 @@
 """Learning vocabularies: time, memory and merges against gigatoken's trainer, and the models against each other.
 
-Every training is a process of its own with one thread, so that its memory can be told and what it prints is nowhere in
-the way. Bytes per token are of other documents of the kind than were learnt from.
+Every training is a process of its own with one thread, whose memory is measured and whose output is dropped. Bytes per
+token are of held-out documents of the kind.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.measuring import Row, row
-from benchmarks.tokenize.texts import books, code, first_texts, languages, text_bytes
+from benchmarks.measuring import Row, row, text_megabytes
+from benchmarks.tokenize.texts import books, code, first_texts, languages
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE
 
 TEXTS: dict[str, Callable[[], list[str]]] = {"english": books, "code": code, "multilingual": languages}
 LEARNT_BYTES, MEASURED_BYTES = 5_000_000, 1_000_000
 HELD_OUT = 5
-"""One in so many documents is measured and not learnt from."""
+"""One in HELD_OUT documents is measured and not learnt from."""
 SIZES = (8_000, 32_000)
 """Vocabularies that are compared with another trainer's."""
 MODEL_SIZE = 16_000
@@ -36,7 +37,7 @@ MEGA = 1e6
 
 
 def rows() -> Iterator[Row]:
-    """Rows of name, ours, peer, unit, ratio (ours / peer); the peer is another trainer, or `bpe` here."""
+    """Measure every kind of text; the peer is another trainer, or our `bpe`."""
     for kind, read in TEXTS.items():
         if not read():
             yield row(f"train_bpe_{kind}_vs_gigatoken", None, None, "MB/s", "the public test data is not here")
@@ -53,26 +54,25 @@ def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
         yield row(name, None, None, "MB/s", "gigatoken is not installed")
         return
     assert ours is not None
-    pairs = zip(ours["merges"], peer["merges"], strict=False)
-    agree = next(
-        (at for at, (one, other) in enumerate(pairs) if one != other), min(len(ours["merges"]), len(peer["merges"]))
-    )
+    our_merges, peer_merges = ours["merges"], peer["merges"]
+    pairs = zip(our_merges, peer_merges, strict=False)
+    agreeing = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     note = (
-        f"merges equal: {'yes' if ours['merges'] == peer['merges'] else 'no'}; the first {agree:,} of "
-        f"{len(ours['merges']):,} agree, the peer has {len(peer['merges']):,}"
+        f"merges equal: {'yes' if our_merges == peer_merges else 'no'}; the first {agreeing:,} of "
+        f"{len(our_merges):,} agree, the peer has {len(peer_merges):,}"
     )
     yield row(name, ours["rate"], peer["rate"], "MB/s", note)
     yield row(f"{name}: memory", ours["memory"], peer["memory"], "MB")
 
 
 def _models(kind: str) -> Iterator[Row]:
-    learnt = {model: in_process(kind, model, MODEL_SIZE) for model in ("bpe", *MODELS, "sentencepiece")}
+    trainings = {model: in_process(kind, model, MODEL_SIZE) for model in ("bpe", *MODELS, "sentencepiece")}
     for model, peer in (*((model, "bpe") for model in MODELS), ("sentencepiece_bpe", "sentencepiece")):
-        ours, theirs = learnt[model], learnt[peer]
+        ours, theirs = trainings[model], trainings[peer]
         if ours is None or theirs is None:
             yield row(f"train_{model}_{kind}_vs_{peer}", None, None, "MB/s", "sentencepiece is not installed")
             continue
-        for what, key, unit in (
+        for measure, key, unit in (
             ("train", "rate", "MB/s"),
             ("memory", "memory", "MB"),
             ("compression", "bytes_per_token", "bytes/token"),
@@ -80,13 +80,13 @@ def _models(kind: str) -> Iterator[Row]:
         ):
             if key in ours and key in theirs:
                 note = f"by {ours['encoder']}, warm" if key == "encoding" else ""
-                yield row(f"{what}_{model}_{kind}_vs_{peer}", ours[key], theirs[key], unit, note)
+                yield row(f"{measure}_{model}_{kind}_vs_{peer}", ours[key], theirs[key], unit, note)
 
 
 def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
-    """What one training took and gave; None where its package is not installed."""
+    """Train in a process of its own, and return its measurements; None if its package is not installed."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
+        path = Path(folder) / "measurements.json"
         subprocess.run(
             [sys.executable, "-m", __name__, kind, trainer, str(size), str(path)],
             check=True,
@@ -94,45 +94,45 @@ def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         )
-        found: dict[str, Any] | None = json.loads(path.read_text())
-        return found
+        measurements: dict[str, Any] | None = json.loads(path.read_text())
+        return measurements
 
 
 def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     texts = TEXTS[kind]()
     held_out = first_texts(texts[::HELD_OUT], MEASURED_BYTES)
-    learnt = first_texts([text for at, text in enumerate(texts) if at % HELD_OUT], LEARNT_BYTES)
+    learnt = first_texts([text for number, text in enumerate(texts) if number % HELD_OUT], LEARNT_BYTES)
     try:
         train = _trainer(trainer, learnt, size)
     except ImportError:
         return None
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
-    before, begun = _peak_mb(), time.process_time()
+    before, start = _peak_mb(), time.process_time()
     tokenizer = train()
-    seconds = time.process_time() - begun
-    found = {"rate": text_bytes(learnt) / MEGA / seconds, "memory": _peak_mb() - before}
+    seconds = time.process_time() - start
+    measurements = {"rate": text_megabytes(learnt) / seconds, "memory": _peak_mb() - before}
     if isinstance(tokenizer, list):
-        return {**found, "merges": tokenizer}
+        return {**measurements, "merges": tokenizer}
+    held_out_bytes = text_megabytes(held_out) * MEGA
     if trainer == "sentencepiece":
-        return {**found, "bytes_per_token": text_bytes(held_out) / sum(map(len, tokenizer.encode(held_out)))}
+        return {**measurements, "bytes_per_token": held_out_bytes / sum(map(len, tokenizer.encode(held_out)))}
     tokenizer.encode_special_tokens = True
-    encoder, encode = _encoder(tokenizer)
-    encode(learnt)
-    begun = time.process_time()
-    tokens = encode(held_out)
-    seconds = time.process_time() - begun
-    merges = json.loads(tokenizer.to_str())["model"].get("merges", [])
+    encoder, count_tokens = _encoder(tokenizer)
+    count_tokens(learnt)
+    start = time.process_time()
+    tokens = count_tokens(held_out)
+    seconds = time.process_time() - start
     return {
-        **found,
-        "merges": merges,
-        "bytes_per_token": text_bytes(held_out) / tokens,
+        **measurements,
+        "merges": json.loads(tokenizer.to_str())["model"].get("merges", []),
+        "bytes_per_token": held_out_bytes / tokens,
         "encoder": encoder,
-        "encoding": text_bytes(held_out) / MEGA / seconds,
+        "encoding": text_megabytes(held_out) / seconds,
     }
 
 
 def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
-    """What the stage `tokenize` encodes with, and a function that counts the tokens of texts."""
+    """Return the name of the encoder of the stage `tokenize`, and a function that counts the tokens of texts."""
     from gristmill.tokenize.encoding.fast_encode import FastEncoder
     from gristmill.tokenize.encoding.known_tokenizers import NotKnownError
 
@@ -140,19 +140,19 @@ def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
         fast = FastEncoder.for_tokenizer(tokenizer)
     except NotKnownError:
         return "the library", lambda texts: sum(
-            len(one.ids) for one in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         )
     return "gigatoken", lambda texts: len(fast.encode(pa.array(texts, pa.large_string()))[0])
 
 
 def _peak_mb() -> float:
-    """The most memory of this process so far, in MB."""
+    """Return the peak memory of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / MEGA
 
 
 def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
-    """What trains, with all that it needs imported.
+    """Return a function that trains, with all imports done.
 
     Raises:
         ImportError: a package is not installed.
@@ -171,23 +171,23 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
     from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
     from gristmill.tokenize.encoding.pretokens import byte_characters
 
-    content, spelt = SEPARATOR.join(text.encode() for text in texts), byte_characters()
+    content, characters = SEPARATOR.join(text.encode() for text in texts), byte_characters()
 
     def work() -> list[list[str]]:
         _, merges = gigatoken.train_bpe(content, size, [*SPECIAL_TOKENS], separator=SEPARATOR)
-        return [["".join(spelt[byte] for byte in side) for side in merge] for merge in merges]
+        return [["".join(characters[byte] for byte in side) for side in merge] for merge in merges]
 
     return work
 
 
 def _sentencepiece(texts: Sequence[str], size: int) -> Any:
-    """What `sentencepiece` itself learns as `sentencepiece_bpe`; it wants lines."""
+    """Learn `sentencepiece_bpe` by the library itself, which takes lines."""
     import sentencepiece
 
-    found = io.BytesIO()
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(line for text in texts for line in text.split("\n")),
-        model_writer=found,
+        model_writer=model,
         model_type="bpe",
         vocab_size=size,
         byte_fallback=True,
@@ -201,7 +201,7 @@ def _sentencepiece(texts: Sequence[str], size: int) -> Any:
         max_sentence_length=1 << 20,
         minloglevel=2,
     )
-    return sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The processes of a small training, forked from one that has loaded everything: a fraction of torchrun's time.
+"""Ranks of a small training, forked from a process that has imported everything: a fraction of torchrun's time.
 
-Each process that torchrun starts spends seconds on loading what they all need. That is nothing beside a
-real training, and more than all the rest beside one of three steps.
+Each process that torchrun starts spends seconds on imports. That is nothing beside a real training, and most of the
+time of one of three steps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 import torch
 
 from benchmarks.checkout import ROOT
-from gristmill.core.files import read_json
+from gristmill.core.files import read_json, write_json
 from gristmill.core.processes import end_with_parent
+from gristmill.train.parallel.process_groups import World, process_group
 
 LOADED_LATE = (
     "torch._dynamo",
@@ -32,26 +33,27 @@ LOADED_LATE = (
     "torch.distributed.tensor.parallel",
     "torch.utils.tensorboard",
 )
-"""What a training loads when it needs it."""
+"""Modules that a training imports only when it needs them."""
 
 
 def measured_by(module: str, ranks: int) -> Any:
-    """What `python -m MODULE FILE RANKS` writes into the file, as JSON, of so many processes; see `run_forking`."""
+    """Return the JSON that `python -m MODULE FILE RANKS` writes into the file; see `run_forking`."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        run_forking(module, str(file), str(ranks), called=f"{ranks} processes")
+        file = Path(folder) / "measurements.json"
+        run_forking(module, str(file), str(ranks), title=f"{ranks} processes")
         return read_json(file)
 
 
-def run_forking(module: str, *arguments: str, called: str) -> None:
-    """Run a module that forks ranks, in a process of its own, where this one may have threads.
+def run_forking(module: str, *arguments: str, title: str) -> None:
+    """Run a module that forks ranks in a process of its own, since this one may have threads.
 
     Args:
-        module, arguments: of `python -m`.
-        called: what it is in the message of an error.
+        module: of `python -m`.
+        arguments: of its command line.
+        title: beginning of the message of an error.
 
     Raises:
-        RuntimeError: a process failed; what it printed is in the message.
+        RuntimeError: a process failed; the message has its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -62,23 +64,31 @@ def run_forking(module: str, *arguments: str, called: str) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{called}: {done.stderr[-4000:]}")
+        raise RuntimeError(f"{title}: {done.stderr[-4000:]}")
 
 
 def load_all() -> None:
-    """Load what the processes will need, in a process that is about to fork them and computes nothing itself.
+    """Import modules that ranks will need, in a process that is about to fork them and computes nothing itself.
 
-    A thread would be lost by a fork, and its locks stay held: so there is only this one.
+    It has one thread only: others would be lost by a fork, and their locks stay held.
     """
     torch.set_num_threads(1)
     for name in LOADED_LATE:
         importlib.import_module(name)
 
 
-def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
-    """Call a function in so many new processes that find each other as those of torchrun do, and wait for them.
+def write_measurements(measure: Callable[[World], Any], file: Path) -> None:
+    """Call a function in a rank, and write what it returns in the first rank into a JSON file."""
+    with process_group() as world:
+        measurements = measure(world)
+        if world.is_first:
+            write_json(file, measurements)
 
-    Once one has failed the others are killed, as they may be waiting for it; what it raised is on the standard error.
+
+def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
+    """Call a function in new processes that find each other as those of torchrun do, and wait for them.
+
+    Once one has failed the others are killed, as they may be waiting for it; its exception is on standard error.
 
     Raises:
         SystemExit: a process failed.
@@ -95,7 +105,8 @@ def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
     )
     parent, running = os.getpid(), set()
     for rank in range(ranks):
-        if (child := os.fork()) == 0:
+        child = os.fork()
+        if child == 0:
             end_with_parent(signal.SIGKILL, parent)
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
             _call_and_exit(work)
@@ -104,14 +115,14 @@ def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
         child, status = os.wait()
         running.discard(child)
         if status:
-            for other in running:
-                os.kill(other, signal.SIGKILL)
-                os.waitpid(other, 0)
+            for sibling in running:
+                os.kill(sibling, signal.SIGKILL)
+                os.waitpid(sibling, 0)
             sys.exit(f"one of {ranks} processes failed")
 
 
 def _call_and_exit(work: Callable[[], object]) -> NoReturn:
-    """End without what the forking process would do at its own end."""
+    """Call a function, and end without the parent's exit handlers."""
     status = 1
     try:
         work()

@@ -1,7 +1,7 @@
 """`gristmill bench forms`: bytes of gradients that a process holds between the micro-batches of a step.
 
-`python -m benchmarks.train.held_gradients FILE RANKS` measures all forms of so many processes, after one process alone,
-whose gradients theirs must equal.
+`python -m benchmarks.train.held_gradients FILE RANKS` measures all forms on that many processes, after a single
+process, whose gradients theirs must equal.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by
+from benchmarks.measuring import Row, row
+from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by, write_measurements
 from benchmarks.train.parallel_forms import label
-from gristmill.core.files import write_json
+from benchmarks.train.small_models import next_token, random_packed_set
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model, Moe
 from gristmill.mixtures.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.parallel.process_groups import World, make_world, max_over_ranks, process_group
 from gristmill.train.parallel.sharding import gathered
@@ -47,39 +46,35 @@ FORMS: dict[str, list[dict[str, int]]] = {
     "adapters": [{"shard": 4}],
     "experts": [{"shard": 4, "deal_experts": True}],
 }
-"""By the kind of model."""
+"""Kind of model -> its parallel forms."""
 EXPERTS, ADAPTER_RANK = 4, 64
 VOCAB, LENGTH, WIDTH = 256, 16, 256
 MICRO_BATCHES = 8
-GRADIENT_BYTES = 4
-Row = dict[str, Any]
+GRADIENT_BYTES = 4.0
 
 
 def rows() -> Iterator[Row]:
-    """Measure; `ours` is what the fullest process holds per trained weight of the model, `peer` all of them in float32."""
-    for name, measured in held_gradients().items():
-        yield {
-            "name": f"held gradients, {name}",
-            "ours": measured["bytes_per_weight"],
-            "peer": float(GRADIENT_BYTES),
-            "unit": "bytes per weight",
-            "ratio": measured["bytes_per_weight"] / GRADIENT_BYTES,
-            "note": (
-                f"before the last micro-batch on {RANKS} processes, less is better; "
-                f"gradients differ by {measured['difference']:.1e} of their norm"
-            ),
-        }
+    """Measure; ours is what the fullest process holds per trained weight of the model, the peer all of it in float32."""
+    for name, form in held_gradients().items():
+        yield row(
+            f"held gradients, {name}",
+            form["bytes_per_weight"],
+            GRADIENT_BYTES,
+            "bytes per weight",
+            f"before the last micro-batch on {RANKS} processes, less is better; "
+            f"gradients differ by {form['difference']:.1e} of their norm",
+        )
 
 
 def held_gradients() -> dict[str, dict[str, float]]:
-    """Of each form `bytes_per_weight` of the fullest process, and the `difference` from one process's gradients: the
-    norm of the difference over the norm."""
-    held: dict[str, dict[str, float]] = measured_by("benchmarks.train.held_gradients", RANKS)
-    return held
+    """Return `bytes_per_weight` of the fullest process for each form, and the `difference` from a single process's
+    gradients, as a share of their norm."""
+    by_form: dict[str, dict[str, float]] = measured_by("benchmarks.train.held_gradients", RANKS)
+    return by_form
 
 
 def measure_alone(folder: Path) -> None:
-    """Write down the gradients of one process."""
+    """Write the gradients of a single process."""
     with process_group() as world:
         for kind in FORMS:
             model = _model(kind, world, folder)
@@ -88,17 +83,15 @@ def measure_alone(folder: Path) -> None:
             torch.save(gradients, folder / f"{kind}.pt")
 
 
-def measure_all(file: Path) -> None:
-    """One process's part in every form."""
-    held = {}
-    with process_group() as joined:
-        for kind, forms in FORMS.items():
-            for form in forms:
-                name = label(form) if kind == "dense" else f"{kind}, {label(form)}"
-                world = make_world(Parallel.model_validate(form), joined.device)
-                held[name] = _measure(kind, world, file.parent)
-        if joined.is_first:
-            write_json(file, held)
+def measure_all(folder: Path, joined: World) -> dict[str, dict[str, float]]:
+    """Measure all forms in one rank."""
+    by_form = {}
+    for kind, forms in FORMS.items():
+        for form in forms:
+            name = label(form) if kind == "dense" else f"{kind}, {label(form)}"
+            world = make_world(Parallel.model_validate(form), joined.device)
+            by_form[name] = _measure(kind, world, folder)
+    return by_form
 
 
 def _measure(kind: str, world: World, folder: Path) -> dict[str, float]:
@@ -122,7 +115,7 @@ def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
     not hold before the first one."""
     packed = PackedSet(folder / "mix")
     shape: Any = model.shape
-    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=world.device), shape)
+    objective = next_token(packed, shape, world.device)
     batch = np.arange(RANKS * MICRO_BATCHES)
     parts = [objective.prepare(part) for part in micro_batches(batch, world.data_rank, world.data_size, 1)]
     forward_passes, held_bytes = 0, 0
@@ -141,7 +134,7 @@ def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
 
 
 def _tensor_bytes() -> int:
-    """Bytes of all tensors that Python code or a gradient refers to, each storage counted once."""
+    """Count bytes of all tensors that Python code or a gradient refers to, each storage once."""
     gc.collect()
     tensors = [value for value in gc.get_objects() if isinstance(value, Tensor)]
     gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
@@ -166,14 +159,9 @@ def _model(kind: str, world: World, folder: Path) -> nn.Module:
     return tuned_model(shape, drawn(shape, 0), lora, 0, world, torch.float32, context)
 
 
-def _write_rows(folder: Path) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCAB, (RANKS * MICRO_BATCHES, LENGTH))
-    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
-
-
 if __name__ == "__main__":
     load_all()
     file = Path(sys.argv[1])
-    _write_rows(file.parent / "mix")
+    random_packed_set(file.parent / "mix", VOCAB, RANKS * MICRO_BATCHES, LENGTH).close()
     fork_ranks(1, partial(measure_alone, file.parent))
-    fork_ranks(int(sys.argv[2]), partial(measure_all, file))
+    fork_ranks(int(sys.argv[2]), partial(write_measurements, partial(measure_all, file.parent), file))

@@ -1,10 +1,10 @@
 """`gristmill bench train`, the whole loop: reading, spike statistics, records and clocks beside the bare arithmetic.
 
 All sides train the same sizes on the same tokens, with the same batch, precision, clipping, fused AdamW and number of
-logged lines, in a process each, whose threads sleep where they wait. They take turns step by step, in another order
-each time, so that what slows the machine down for some seconds slows them all down. What a process was given by chance,
-such as where its memory lies, makes two that do the same differ by several percent: every round begins new ones, and a
-ratio is the median over the rounds.
+logged lines, in a process each, whose threads sleep while they wait. They take turns step by step, in another order
+each time, so that other load of some seconds slows all of them down. Chance, such as the place of a process's memory,
+makes two processes that do the same differ by several percent: every round starts new ones, and a ratio is the median
+over the rounds.
 """
 
 from __future__ import annotations
@@ -19,51 +19,42 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
-
-import numpy as np
 
 from benchmarks.checkout import ROOT
 from benchmarks.measuring import Row, row
 from benchmarks.train.loop_sides import Seconds, Setting
-from gristmill.tokenize.packed_writing import write_packed_set
+from benchmarks.train.small_models import RANK_VARIABLES, random_packed_set
 
 ROUNDS = 8
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Which accelerate would take for a launch of its own."""
-Taken = dict[str, list[Seconds]]
-"""By side, of each counted step."""
+Round = dict[str, list[Seconds]]
+"""Side -> seconds of each step that counts."""
 
 
 def rows(rounds: int = ROUNDS) -> Iterator[Row]:
-    """Measure; `ratio` is ours over the peer's tokens per second.
+    """Measure; the ratio is the median over the rounds.
 
     Raises:
-        RuntimeError: a side failed; what it printed is in the message.
+        RuntimeError: a side failed; the message has its output.
     """
-    yield from measured_rows(Setting(), rounds)
-
-
-def measured_rows(setting: Setting, rounds: int) -> list[Row]:
-    """Both rows; see `rows`."""
-    sides = ["ours", "plain"]
-    if has_peer := all(map(importlib.util.find_spec, ("transformers", "accelerate"))):
+    setting, sides = Setting(), ["ours", "plain"]
+    if all(map(importlib.util.find_spec, ("transformers", "accelerate"))):
         sides.append("transformers")
-    with tempfile.TemporaryDirectory() as folder:
-        _write_rows(Path(folder) / "mix", setting)
-        taken = [_one_round(sides, Path(folder), setting, number) for number in range(rounds)]
-    found = [_row("loop_vs_plain", "plain", taken, setting)]
-    found.append(
-        _row("loop_vs_transformers", "transformers", taken, setting)
-        if has_peer
-        else row("loop_vs_transformers", None, None, "tokens/s", "transformers or accelerate is not installed")
-    )
-    return found
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        random_packed_set(folder / "mix", setting.vocab, setting.rows * setting.steps, setting.length).close()
+        measured = [_run_round(sides, folder, setting, number) for number in range(rounds)]
+    yield _row("plain", measured, setting)
+    if "transformers" in sides:
+        yield _row("transformers", measured, setting)
+    else:
+        yield row("loop_vs_transformers", None, None, "tokens/s", "transformers or accelerate is not installed")
 
 
 class Side:
-    """A process that trains step by step as it is asked to."""
+    """Process that trains a step at a time on request."""
 
     def __init__(self, name: str, folder: Path, setting: Setting, printed: IO[str]) -> None:
         self._name, self._printed = name, printed
@@ -82,19 +73,19 @@ class Side:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it: it ends where it waits for its turn."""
+        """Kill the process, which waits for its turn."""
         self._process.kill()
         self._process.communicate()
 
     def step(self) -> Seconds:
-        """Let it train a step.
+        """Train a step.
 
         Raises:
-            RuntimeError: it has failed.
+            RuntimeError: the process has failed.
         """
         assert self._process.stdin is not None  # both are pipes
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # no answer comes then
+        with suppress(BrokenPipeError):  # then no answer comes
             print(file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
@@ -104,10 +95,10 @@ class Side:
         return Seconds(*json.loads(answer))
 
 
-def _one_round(names: Sequence[str], folder: Path, setting: Setting, number: int) -> Taken:
-    """What the counted steps of new processes take."""
+def _run_round(names: Sequence[str], folder: Path, setting: Setting, number: int) -> Round:
+    """Time the steps of new processes, except the first ones."""
     order = random.Random(number)
-    taken: Taken = {name: [] for name in names}
+    by_side: Round = {name: [] for name in names}
     with ExitStack() as stack:
         sides = {
             name: stack.enter_context(
@@ -119,32 +110,31 @@ def _one_round(names: Sequence[str], folder: Path, setting: Setting, number: int
             for name in order.sample(names, len(names)):
                 seconds = sides[name].step()
                 if step >= setting.warmup_steps:
-                    taken[name].append(seconds)
-    return taken
+                    by_side[name].append(seconds)
+    return by_side
 
 
-def _row(name: str, peer: str, rounds: list[Taken], setting: Setting) -> Row:
-    ratios = [_sum(one[peer]).wall / _sum(one["ours"]).wall for one in rounds]
-    by_process = statistics.median(_sum(one[peer]).process / _sum(one["ours"]).process for one in rounds)
-    ours, theirs = (
-        statistics.median(seconds.wall for one in rounds for seconds in one[side]) for side in ("ours", peer)
-    )
+def _row(peer: str, rounds: list[Round], setting: Setting) -> Row:
+    wall_ratios, process_ratios = [], []
+    for by_side in rounds:
+        ours, theirs = _sum(by_side["ours"]), _sum(by_side[peer])
+        wall_ratios.append(theirs.wall / ours.wall)
+        process_ratios.append(theirs.process / ours.process)
     tokens = setting.rows * setting.length
-    return {
-        "name": name,
-        "ours": tokens / ours,
-        "peer": tokens / theirs,
-        "unit": "tokens/s",
-        "ratio": statistics.median(ratios),
-        "note": f"median of {len(rounds)} rounds, {min(ratios):.2f} to {max(ratios):.2f}; "
-        f"by process time {by_process:.3f}",
-    }
+    measured = row(
+        f"loop_vs_{peer}",
+        tokens / _median_wall(rounds, "ours"),
+        tokens / _median_wall(rounds, peer),
+        "tokens/s",
+        f"median of {len(rounds)} rounds, {min(wall_ratios):.2f} to {max(wall_ratios):.2f}; "
+        f"by process time {statistics.median(process_ratios):.3f}",
+    )
+    return replace(measured, ratio=statistics.median(wall_ratios))
 
 
 def _sum(steps: Sequence[Seconds]) -> Seconds:
-    return Seconds(*map(sum, zip(*steps, strict=True)))
+    return Seconds(sum(step.wall for step in steps), sum(step.process for step in steps))
 
 
-def _write_rows(folder: Path, setting: Setting) -> None:
-    ids = np.random.default_rng(0).integers(0, setting.vocab, (setting.rows * setting.steps, setting.length))
-    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": setting.vocab, "eos": 0, "pad": 1, "sha256": ""})
+def _median_wall(rounds: list[Round], side: str) -> float:
+    return statistics.median(seconds.wall for by_side in rounds for seconds in by_side[side])

@@ -1,7 +1,7 @@
-"""One side of `loop.py`, in a process of its own: `python -m benchmarks.train.loop_sides SIDE FOLDER SETTING`.
+"""A side of `loop.py`, in a process of its own: `python -m benchmarks.train.loop_sides SIDE FOLDER SETTING`.
 
-A line on the standard input lets it train one step, which it answers with a line of JSON: the seconds that it took.
-Whatever else it prints goes to the standard error.
+For each line on standard input it trains a step, and answers with a line of JSON: the seconds of the step. All other
+output goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.train.small_models import drawn_decoder, hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 
@@ -37,14 +35,14 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Setting:
-    """What all sides train.
+    """The training of all sides.
 
     Attributes:
-        layers, width, heads: of the model; 10.7 M parameters unless said otherwise, whose steps are long enough that it
-            is the loop's that is measured, not that of a thousand tiny ones.
-        vocab: ids.
+        layers, width, heads: of the model; 10.7 M parameters, so that a step takes much longer than launching its
+            kernels.
+        vocab: number of ids.
         rows, length: of a batch, which is one micro-batch.
-        warmup_steps: that are not counted.
+        warmup_steps: first steps, which do not count.
         steps: all of them.
         log_every: steps between two lines of metrics.
     """
@@ -65,31 +63,31 @@ class Setting:
 
 
 class Seconds(NamedTuple):
-    """Of one step: the wall's, and of all threads of this process together."""
+    """Seconds of a step: by the wall clock, and of all threads of this process."""
 
     wall: float
     process: float
 
 
 class Turns:
-    """Waits for its turn before every step, and answers after it."""
+    """The protocol of turns: wait before every step, and answer after it."""
 
-    def __init__(self, asks: IO[str], answers: IO[str]) -> None:
-        self._asks, self._answers = asks, answers
+    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
+        self._requests, self._answers = requests, answers
         self._started = Seconds(0.0, 0.0)
 
     def wait(self) -> None:
-        """Wait until it is this side's turn.
+        """Wait for this side's turn.
 
         Raises:
-            SystemExit: nobody asks any more.
+            SystemExit: the requests have ended.
         """
-        if not self._asks.readline():
+        if not self._requests.readline():
             sys.exit(0)
         self._started = _now()
 
     def after(self, step: int) -> None:
-        """Answer what a step (they are counted from 1) took, and wait for the next turn."""
+        """Answer with the seconds of a step, counted from 1, and wait for the next turn."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = _now()
@@ -99,29 +97,16 @@ class Turns:
 
 
 def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
-    """The loop as pre-training runs it, without validation and checkpoints."""
-    shape, steps = setting.shape(), setting.steps
-    section = Pretrain.model_validate(
-        {
-            "steps": steps,
-            "global_batch_size": setting.rows,
-            "micro_batch_size": setting.rows,
-            "log_every": setting.log_every,
-            "schedule": {"kind": "constant", "warmup_steps": 0},
-            "optimizer": {"learning_rate": LEARNING_RATE},
-        }
-    )
+    """Run the loop of pre-training, without validation and checkpoints."""
+    shape = setting.shape()
     with single_process() as world, tempfile.TemporaryDirectory() as work:
-        model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
-        objective = NextToken(packed, 0, torch.full((setting.vocab,), 4.0, device=world.device), shape)
-        context = Context(Path(work), checkpoint_every=steps + 1, emit=lambda event: None)
         train(
             Job(
-                section=section,
-                objective=objective,
-                model=model,
+                section=pretrain_section(setting.steps, setting.rows, setting.rows, setting.log_every, LEARNING_RATE),
+                objective=next_token(packed, shape, world.device),
+                model=sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device)),
                 world=world,
-                context=context,
+                context=Context(Path(work), checkpoint_every=setting.steps + 1, emit=lambda event: None),
                 reading_threads=reading_threads(packed.local, world.device),
                 after_step=turns.after,
             )
@@ -129,13 +114,10 @@ def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
 
 
 def plain(packed: PackedSet, setting: Setting, turns: Turns) -> None:
-    """The same model and loss in a loop of a few lines: neither sharding nor statistics nor records."""
-    shape, device = setting.shape(), _device()
-    model, dtype = Llama(shape).to(device), compute_dtype("auto", device)
+    """Run the same model and loss in a loop of a few lines: no sharding, no statistics, no records."""
+    device = _device()
+    model, dtype = drawn_decoder(setting.shape()).to(device), compute_dtype("auto", device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(drawn(shape, 0)(name, parameter.shape))
     for step, rows in enumerate(_batches(packed, setting), 1):
         ids = torch.from_numpy(packed.read(rows)).to(device)
         targets = next_tokens(ids)
@@ -150,31 +132,18 @@ def plain(packed: PackedSet, setting: Setting, turns: Turns) -> None:
 
 
 def transformers(packed: PackedSet, setting: Setting, turns: Turns) -> None:
-    """transformers' Trainer on its own Llama of the same sizes."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    """Run transformers' Trainer on its own Llama of the same sizes."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    class OneByOne(TrainerCallback):  # type: ignore[misc]
-        """Tells of every step."""
+    class Answer(TrainerCallback):  # type: ignore[misc]
+        """Answers after every step."""
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             turns.after(state.global_step)
 
-    shape, device = setting.shape(), _device()
+    device = _device()
     rows = np.concatenate(list(_batches(packed, setting)))
     examples = [{"input_ids": row, "labels": row} for row in torch.from_numpy(packed.read(rows))]
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=shape.padded_vocab_size,
-            hidden_size=shape.width,
-            intermediate_size=shape.ffn_width,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=setting.length,
-            tie_word_embeddings=shape.tied_embeddings,
-            use_cache=False,
-        )
-    )
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             output_dir=out,
@@ -193,14 +162,15 @@ def transformers(packed: PackedSet, setting: Setting, turns: Turns) -> None:
             use_cpu=device.type == "cpu",
             bf16=device.type == "cuda",
         )
-        Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[OneByOne()]).train()
+        model = hf_llama(setting.shape(), setting.length)
+        Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[Answer()]).train()
 
 
 SIDES = {"ours": ours, "plain": plain, "transformers": transformers}
 
 
 def _batches(packed: PackedSet, setting: Setting) -> np.ndarray:
-    """Row numbers of each step, (steps, rows)."""
+    """Return the row numbers of each step, (steps, rows)."""
     order = np.random.default_rng(0).permutation(packed.rows)
     return order[: setting.steps * setting.rows].reshape(setting.steps, setting.rows)
 
@@ -214,7 +184,7 @@ def _now() -> Seconds:
 
 
 def main(side: str, folder: Path, setting: Setting) -> None:
-    """Train one side, step by step as it is asked to."""
+    """Train a side, a step for each request."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     turns = Turns(sys.stdin, answers)

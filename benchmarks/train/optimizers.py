@@ -1,10 +1,10 @@
-"""`gristmill bench optimizers`: what each optimizer reaches beside AdamW, on equal tokens, with three seeds.
+"""`gristmill bench optimizers`: held-out loss of each optimizer beside AdamW's, on equal tokens, with three seeds.
 
-All train the same small decoder on the bytes of the standard library's own source code, under the same schedule, and
-are measured on rows that none has read. A seed draws the first weights and the order of the rows, which are the same
-for all. Each has the learning rate that is best for it on another seed and on other held-out rows: it is doubled or
-halved until its neighbours are worse. All else is what the manifest has where it does not say; Lion's decay is as much
-larger as its rate is to be smaller (Chen et al. 2023, section 5).
+All train the same small decoder on the bytes of the standard library's source code, under the same schedule, and are
+measured on held-out rows. A seed draws the first weights and the order of the rows, the same for all optimizers. Each
+has the learning rate that is best for it on another seed and on other held-out rows: it is doubled or halved until its
+neighbours are worse. All other settings are the manifest's defaults; Lion's decay is as much larger as its rate has to
+be smaller (Chen et al. 2023, section 5).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Row, row
+from benchmarks.train.small_models import drawn_decoder
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer, Schedule
 from gristmill.train.models.decoder import Llama
-from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.models.weights import drawn
+from gristmill.train.models.model_config import shape_of
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.schedules import learning_rate
@@ -43,45 +43,50 @@ SIDES: dict[str, dict[str, Any]] = {
     "lion": {"kind": "lion", "learning_rate": 5e-4, "weight_decay": 0.8},
     "adafactor": {"kind": "adafactor", "learning_rate": 1.6e-2},
 }
-"""Name -> what differs from ADAMW; the learning rate is where the search for the best begins."""
+"""Name -> differences from ADAMW; the search for the best learning rate begins at the one named here."""
 
 
 def rows() -> Iterator[Row]:
-    """Measure; `ratio` is the held-out loss over AdamW's, less is better."""
+    """Measure; the ratio is the held-out loss over AdamW's, less is better."""
     shape, texts = shape_of(SECTION, VOCAB, LENGTH), source_rows()
-    rate = best_rate(ADAMW, texts)
-    adamw = [held_out_loss(ADAMW.model_copy(update={"learning_rate": rate}), texts, seed)[1] for seed in SEEDS]
-    told = (
+    adamw_rate = best_rate(ADAMW, texts)
+    adamw = losses_at(ADAMW, adamw_rate, texts)
+    common = (
         f"{shape.parameters:,} weights, {STEPS * ROWS * LENGTH:,} bytes; {len(SEEDS)} seeds; "
-        f"adamw: rate {rate:g}, deviation {statistics.stdev(adamw):.4f}"
+        f"adamw: rate {adamw_rate:g}, deviation {statistics.stdev(adamw):.4f}"
     )
     for name, settings in SIDES.items():
         section = Optimizer.model_validate({**ADAMW.model_dump(exclude_unset=True), **settings})
         rate = best_rate(section, texts)
-        found = [held_out_loss(section.model_copy(update={"learning_rate": rate}), texts, seed)[1] for seed in SEEDS]
-        less = [one - other for one, other in zip(found, adamw, strict=True)]
+        losses = losses_at(section, rate, texts)
+        differences = [loss - adamw_loss for loss, adamw_loss in zip(losses, adamw, strict=True)]
         yield row(
             f"loss of {name}, vs adamw",
-            statistics.mean(found),
+            statistics.mean(losses),
             statistics.mean(adamw),
             "nats/byte",
-            f"rate {rate:g}, deviation {statistics.stdev(found):.4f}; less adamw's at the same seed: "
-            f"{statistics.mean(less):+.4f}, deviation {statistics.stdev(less):.4f}, {min(less):+.4f} to "
-            f"{max(less):+.4f}; {told}",
+            f"rate {rate:g}, deviation {statistics.stdev(losses):.4f}; less adamw's at the same seed: "
+            f"{statistics.mean(differences):+.4f}, deviation {statistics.stdev(differences):.4f}, "
+            f"{min(differences):+.4f} to {max(differences):+.4f}; {common}",
         )
 
 
 def source_rows() -> Tensor:
-    """Rows of bytes of Python's own library, (n, LENGTH + 1); the last 2 HELD_OUT are not trained on."""
+    """Return rows of bytes of Python's standard library, (n, LENGTH + 1); the last 2 * HELD_OUT are held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = np.frombuffer(b"".join(file.read_bytes() for file in files), dtype=np.uint8)
-    cut = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
-    chosen = np.random.default_rng(0).permutation(len(cut))[: STEPS * ROWS + 2 * HELD_OUT]
-    return torch.from_numpy(cut[chosen].astype(np.int64))
+    all_rows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
+    chosen = np.random.default_rng(0).permutation(len(all_rows))[: STEPS * ROWS + 2 * HELD_OUT]
+    return torch.from_numpy(all_rows[chosen].astype(np.int64))
+
+
+def losses_at(section: Optimizer, rate: float, texts: Tensor) -> list[float]:
+    """Return the held-out loss at a learning rate for each seed."""
+    return [held_out_loss(section.model_copy(update={"learning_rate": rate}), texts, seed)[1] for seed in SEEDS]
 
 
 def best_rate(section: Optimizer, texts: Tensor) -> float:
-    """The learning rate whose half and whose double leave a higher loss, on the rows that are held out for choosing."""
+    """Return the learning rate whose half and double have a higher loss on the rows for choosing."""
     losses: dict[float, float] = {}
 
     def loss_at(rate: float) -> float:
@@ -96,29 +101,19 @@ def best_rate(section: Optimizer, texts: Tensor) -> float:
 
 
 def held_out_loss(section: Optimizer, texts: Tensor, seed: int) -> tuple[float, float]:
-    """Nats per byte after all steps, of a model drawn with a seed: on rows for choosing, and for telling."""
-    shape = shape_of(SECTION, VOCAB, LENGTH)
-    model, schedule, good = drawn_model(shape, seed), Schedule(), torch.tensor(False)
-    optimizers = make_optimizers(model, section, steps=STEPS)
+    """Train a model drawn with a seed; return nats per byte on the rows for choosing, and on those for reporting."""
+    model, schedule = drawn_decoder(shape_of(SECTION, VOCAB, LENGTH), seed), Schedule()
+    optimizers, is_spike = make_optimizers(model, section, steps=STEPS), torch.tensor(False)
     batches = np.random.default_rng(seed).permutation(STEPS * ROWS).reshape(STEPS, ROWS)
     for step, batch in enumerate(batches, start=1):
         loss_of(model, texts[batch]).backward()
         clip_gradients(model, section)
-        update(optimizers, learning_rate(schedule, section.learning_rate, step, STEPS), good)
+        update(optimizers, learning_rate(schedule, section.learning_rate, step, STEPS), is_spike)
     with torch.no_grad():
-        choosing, telling = (float(loss_of(model, part)) for part in texts[-2 * HELD_OUT :].split(HELD_OUT))
-    return choosing, telling
-
-
-def drawn_model(shape: Shape, seed: int) -> Llama:
-    """A decoder with first weights of a seed."""
-    model, tensor_of = Llama(shape), drawn(shape, seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensor_of(name, parameter.shape))
-    return model
+        choosing, reporting = (float(loss_of(model, part)) for part in texts[-2 * HELD_OUT :].split(HELD_OUT))
+    return choosing, reporting
 
 
 def loss_of(model: Llama, ids: Tensor) -> Tensor:
-    """Mean nats per byte of rows (n, LENGTH + 1)."""
+    """Return mean nats per byte of rows (n, LENGTH + 1)."""
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())

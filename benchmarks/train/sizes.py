@@ -1,13 +1,12 @@
-"""`gristmill bench sizes`, a part of `bench train`: how fast whole trainings of some sizes are, and what they hold.
+"""`gristmill bench sizes`, a part of `bench train`: speed and memory of whole trainings of some sizes.
 
 Per size three rows: tokens per second beside transformers' Llama of the same sizes, arithmetic beside a plain matrix
-product on the same device, and peak memory beside the same Llama's. What else was measured is in the notes, and in the
-keys of the first row: MFU by both conventions ("unknown" where the device's peak is), the wait for data, and how long
-checkpoints held the training up.
+product on the same device, and peak memory beside the same Llama's. The note of the second row has MFU by both
+conventions ("unknown" if the device's peak is), the wait for data, and the pauses for checkpoints.
 
 The sizes of a GPU are those that papers and other projects report: one micro-batch is as large as the memory of an H200
 allows without activation checkpointing, and micro-batches accumulate as in published recipes. Each side trains in a
-process of its own, so that its memory is its own.
+process of its own, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.checkout import ROOT
 from benchmarks.measuring import Row, row
+from benchmarks.train.small_models import random_packed_set
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.packed_writing import write_packed_set
 
 GIGA = 1e9
 WINDOWS = 8
-"""Of steps that are timed as one: the first one is not counted, a checkpoint is written after the third and the sixth,
-and the fourth and seventh share a CPU with its writing."""
+"""Groups of steps that are timed as one: the first does not count, a checkpoint is written after the third and the
+sixth, and the fourth and seventh share a CPU with its writing."""
 ROUNDS = 2
-"""Of both sides by turns, of which each side's faster counts: the speed of a shared machine changes in a minute."""
+"""Both sides take turns, and the faster round of each counts: the speed of a shared machine changes in a minute."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ class Size:
     """A training.
 
     Attributes:
-        name: what people read.
+        name: beginning of its rows' names.
         model: the section.
-        vocab: ids.
+        vocab: number of ids.
         length: tokens per row.
         micro_rows, rows: per forward pass and per step.
         window_steps: steps that are timed as one.
-        compile: see Compute.compile; transformers' model is compiled where this is not `off`.
-        published: what others reach, with where that stands.
+        compile: see Compute.compile; transformers' model is compiled unless this is `off`.
+        published: MFU that others report, with the place.
     """
 
     name: str
@@ -105,7 +103,7 @@ def rows() -> Iterator[Row]:
     """Measure all sizes of this device.
 
     Raises:
-        RuntimeError: our own training failed; what it printed is in the message.
+        RuntimeError: our own training failed; the message has its output.
     """
     for size in ON_GPU if torch.cuda.is_available() else ON_CPU:
         yield from rows_of(size)
@@ -113,26 +111,21 @@ def rows() -> Iterator[Row]:
 
 def rows_of(size: Size) -> Iterator[Row]:
     """Measure one size."""
-    with tempfile.TemporaryDirectory() as folder:
+    sides, failures = ["ours"], dict[str, str]()
+    if importlib.util.find_spec("transformers") is None:
+        failures["transformers"] = "it is not installed"
+    else:
+        sides.append("transformers")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         steps = WINDOWS * size.window_steps
-        ids = np.random.default_rng(0).integers(0, size.vocab, (size.rows * steps, size.length))
-        write_packed_set(
-            Path(folder) / "mix", ids, {"all": len(ids)}, {"vocab_size": size.vocab, "eos": 0, "pad": 1, "sha256": ""}
-        )
-        installed = importlib.util.find_spec("transformers") is not None
-        found, failed = _by_turns(["ours", *(["transformers"] if installed else [])], size, Path(folder))
-    ours, peer = found.get("ours"), found.get("transformers")
+        random_packed_set(folder / "mix", size.vocab, size.rows * steps, size.length).close()
+        fastest_rounds = _measure_by_turns(sides, size, folder, failures)
+    ours, peer = fastest_rounds.get("ours"), fastest_rounds.get("transformers")
     if ours is None:
-        raise RuntimeError(f"a training of {size.name} could not be measured: {failed['ours']}")
-    missing = failed.get("transformers") or "failed" if installed else "it is not installed"
-    beside = "" if peer is not None else f"transformers: {missing.splitlines()[-1]}"
-    yield {
-        **_row(f"{size.name}, vs transformers", ours, peer, "tokens_per_second", "tokens/s", 1.0, beside),
-        **{
-            key: ours[key]
-            for key in ("mfu", "mfu_causal", "peak_memory_bytes", "data_wait_share", "checkpoint_seconds")
-        },
-    }
+        raise RuntimeError(f"a training of {size.name} could not be measured: {failures['ours']}")
+    missing_peer = "" if peer is not None else f"transformers: {failures['transformers'].splitlines()[-1]}"
+    yield _row(f"{size.name}, vs transformers", ours, peer, "tokens_per_second", "tokens/s", 1.0, missing_peer)
     yield row(
         f"{size.name}, arithmetic vs matmul",
         ours["flops"] / GIGA,
@@ -140,20 +133,19 @@ def rows_of(size: Size) -> Iterator[Row]:
         "GFLOP/s",
         describe(ours, size.published),
     )
-    yield _row(f"{size.name}, peak memory", ours, peer, "peak_memory_bytes", "GB", GIGA, beside or "less is better")
+    yield _row(
+        f"{size.name}, peak memory", ours, peer, "peak_memory_bytes", "GB", GIGA, missing_peer or "less is better"
+    )
 
 
 def describe(ours: Mapping[str, Any], published: str) -> str:
-    """The figures that have no peer here, in words."""
-    mfu = (
-        "unknown"
-        if ours["mfu"] == "unknown"
-        else (f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)")
-    )
+    """Return a note of the measurements that have no peer here."""
+    mfu = "unknown"
+    if ours["mfu"] != mfu:
+        mfu = f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)"
     pauses = ", ".join(f"{seconds:.2f} s" for seconds in ours["checkpoint_seconds"])
-    return f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses {pauses}" + (
-        f"; published MFU: {published}" if published else ""
-    )
+    note = f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses {pauses}"
+    return f"{note}; published MFU: {published}" if published else note
 
 
 def _row(
@@ -162,32 +154,33 @@ def _row(
     return row(name, ours[key] / scale, None if peer is None else peer[key] / scale, unit, note)
 
 
-def _by_turns(sides: list[str], size: Size, folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The faster round of each side, and what those printed that failed; these are not begun again."""
-    found: dict[str, dict[str, Any]] = {}
-    failed: dict[str, str] = {}
+def _measure_by_turns(
+    sides: list[str], size: Size, folder: Path, failures: dict[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return the faster round of each side; `failures` takes the output of those that failed, which do not run again."""
+    fastest_rounds: dict[str, dict[str, Any]] = {}
     for _ in range(ROUNDS):
         for side in sides:
-            one, said = (None, failed[side]) if side in failed else _measured(side, size, folder)
-            if one is None:
-                failed[side] = said
-            elif side not in found or one["tokens_per_second"] > found[side]["tokens_per_second"]:
-                found[side] = one
-    return found, failed
+            if side in failures:
+                continue
+            done = _train(side, size, folder)
+            if done.returncode != 0:
+                failures[side] = done.stderr[-4000:] or "failed"
+                continue
+            measurements = json.loads(done.stdout.splitlines()[-1])
+            speed = measurements["tokens_per_second"]
+            if side not in fastest_rounds or speed > fastest_rounds[side]["tokens_per_second"]:
+                fastest_rounds[side] = measurements
+    return fastest_rounds
 
 
-def _measured(side: str, size: Size, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What a side's process has found, or None and what it printed."""
-    wanted = {**vars(size), "model": size.model.model_dump(mode="json"), "windows": WINDOWS}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.train.whole_training", side, str(folder), json.dumps(wanted)],
+def _train(side: str, size: Size, folder: Path) -> subprocess.CompletedProcess[str]:
+    settings = {**vars(size), "model": size.model.model_dump(mode="json"), "windows": WINDOWS}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.train.whole_training", side, str(folder), json.dumps(settings)],
         check=False,
         text=True,
         capture_output=True,
         cwd=ROOT,
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
     )
-    if done.returncode != 0:
-        return None, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found, ""

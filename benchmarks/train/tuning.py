@@ -2,11 +2,12 @@
 
 Both sides train the same model of transformers' layout, from the same conversations of mixed length, by AdamW with
 clipped gradients, in float32 on one thread of the CPU, so that other load makes no thread wait for another. A side is
-timed per update, its first one left out; sides go by turns.
+timed per update, except its first one; sides take turns.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Row, row
+from benchmarks.train.small_models import RANK_VARIABLES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.train.models.decoder import Llama
@@ -35,34 +37,28 @@ EXAMPLES_PER_UPDATE, PAIRS_PER_UPDATE = 16, 4
 WARMUPS, UPDATES, TURNS = 1, 4, 2
 RATE, BETA, PAD = 1e-4, 0.1, 1
 Batch = tuple[Tensor, Tensor, Tensor | None]
-"""Ids and targets (n, t), and positions in their examples where rows hold several."""
+"""Ids and targets (n, t), and positions in their examples if rows hold several."""
+Example = tuple[list[int], list[int]]
+"""Ids, and 1 for those that are trained."""
 
 
 def rows() -> Iterator[Row]:
-    """Measure; every row has name, ours, peer, unit, ratio, both sides measured by turns here and now."""
+    """Measure updates per second."""
     torch.set_num_threads(1)
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)
     missing = [name for name in ("trl", "transformers", "datasets") if find_spec(name) is None]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_start(folder)
         examples = conversations(EXAMPLES_PER_UPDATE * (WARMUPS + UPDATES))
         packed, padded = ([batch(part, is_packed) for part in grouped(examples)] for is_packed in (True, False))
-        real = float(np.mean([sum(len(ids) for ids, _ in part) for part in grouped(examples)[WARMUPS:]]))
-        seconds = by_turns(
-            {
-                "packed": lambda: tune(folder, packed),
-                "padded": lambda: tune(folder, padded),
-                **(
-                    {}
-                    if missing
-                    else {
-                        "trl": lambda: trl_tunes(folder, examples, packing=False),
-                        "trl packed": lambda: trl_tunes(folder, examples, packing=True),
-                    }
-                ),
-            }
-        )
-        speed = {name: real / value for name, value in seconds.items()}
+        tokens_per_update = float(np.mean([sum(len(ids) for ids, _ in part) for part in grouped(examples)[WARMUPS:]]))
+        sides = {"packed": lambda: tune(folder, packed), "padded": lambda: tune(folder, padded)}
+        if not missing:
+            sides["trl"] = lambda: trl_tunes(folder, examples, packing=False)
+            sides["trl packed"] = lambda: trl_tunes(folder, examples, packing=True)
+        speed = {name: tokens_per_update / seconds for name, seconds in by_turns(sides).items()}
         yield row("fine-tuning, packed vs padded rows", speed["packed"], speed["padded"], "tokens/s")
         if missing:
             note = f"{missing[0]} is not installed"
@@ -75,7 +71,7 @@ def rows() -> Iterator[Row]:
             "sft_vs_trl_packed", speed["packed"], speed["trl packed"], "tokens/s", "TRL packs too (bfd)", floor=1.5
         )
         batches = trl_pairs(folder)
-        seconds = by_turns({"ours": lambda: prefer(folder, batches), "trl": lambda: trl_prefers(folder)})
+        seconds = by_turns({"ours": lambda: prefer(folder, batches), "trl": lambda: watched(trl_trainer(folder))})
         yield row(
             "dpo_vs_trl",
             PAIRS_PER_UPDATE / seconds["ours"],
@@ -87,16 +83,16 @@ def rows() -> Iterator[Row]:
 
 
 def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:
-    """Each side's fastest mean time of an update over some turns, in seconds."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    """Return each side's mean seconds of an update, in its fastest turn."""
+    means: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(TURNS):
         for name, side in sides.items():
-            found[name].append(float(np.mean(side()[WARMUPS:])))
-    return {name: min(means) for name, means in found.items()}
+            means[name].append(float(np.mean(side()[WARMUPS:])))
+    return {name: min(side_means) for name, side_means in means.items()}
 
 
 def write_start(folder: Path) -> Shape:
-    """The model that all begin with, as transformers loads it."""
+    """Write the first weights of all sides, as transformers loads them."""
     from gristmill.core.files import write_json
     from gristmill.train.models.tensor_files import ready, write_tensors
 
@@ -109,12 +105,8 @@ def write_start(folder: Path) -> Shape:
     return shape
 
 
-Example = tuple[list[int], list[int]]
-"""Ids, and 1 where they are trained."""
-
-
 def conversations(count: int) -> list[Example]:
-    """Random ids; lengths are log-normal, as instruction sets' are, a third of each is a prompt."""
+    """Draw ids; lengths are log-normal as those of instruction sets, a third of each is a prompt."""
     generator = np.random.default_rng(0)
     lengths = np.clip(np.exp(generator.normal(4.0, 0.8, count)), 8, LENGTH).astype(int)
     return [
@@ -124,54 +116,50 @@ def conversations(count: int) -> list[Example]:
 
 
 def grouped(examples: Sequence[Example]) -> list[Sequence[Example]]:
-    """The examples of each update."""
+    """Return the examples of each update."""
     return [examples[start : start + EXAMPLES_PER_UPDATE] for start in range(0, len(examples), EXAMPLES_PER_UPDATE)]
 
 
 def batch(examples: Sequence[Example], is_packed: bool) -> Batch:
-    """Examples one per row and padded, or several in a row by best fit."""
+    """Lay out examples: one per row and padded, or several in a row by best fit."""
     sizes = np.array([len(ids) for ids, _ in examples], dtype=np.int32)
     bins, used = best_fit_decreasing(sizes, LENGTH) if is_packed else (np.arange(len(sizes)), len(sizes))
     ids = torch.full((used, LENGTH if is_packed else int(sizes.max())), PAD, dtype=torch.int64)
     trained, positions = torch.zeros(ids.shape, dtype=torch.bool), torch.full(ids.shape, -1, dtype=torch.int64)
     filled = np.zeros(used, dtype=int)
     for (tokens, mask), place in zip(examples, bins, strict=True):
-        here = slice(filled[place], filled[place] + len(tokens))
-        ids[place, here], positions[place, here] = torch.tensor(tokens), torch.arange(len(tokens))
-        trained[place, here] = torch.tensor(mask, dtype=torch.bool) & (torch.arange(len(tokens)) > 0)
-        filled[place] = here.stop
+        span = slice(filled[place], filled[place] + len(tokens))
+        ids[place, span] = torch.tensor(tokens)
+        positions[place, span] = torch.arange(len(tokens))
+        trained[place, span] = torch.tensor(mask, dtype=torch.bool) & (torch.arange(len(tokens)) > 0)
+        filled[place] = span.stop
     longest = int(filled.max())
     targets = next_tokens(ids[:, :longest], trained[:, :longest])
     return ids[:, :longest], targets, positions[:, :longest] if is_packed else None
 
 
-def learner(folder: Path) -> tuple[Llama, torch.optim.Optimizer]:
-    """Our model, to be trained, and its optimizer."""
-    model = load_model(folder)
+def timed(folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]) -> list[float]:
+    """Return the seconds of an update of our model for each batch."""
+    model = load_model(folder).train()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    return model.train(), torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
-
-
-def timed(folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]) -> list[float]:
-    """Seconds of one update per batch."""
-    model, optimizer = learner(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
     seconds = []
-    for one in batches:
-        started = time.perf_counter()
-        loss_of(model, one).backward()  # type: ignore[no-untyped-call]
+    for update_batch in batches:
+        start = time.perf_counter()
+        loss_of(model, update_batch).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
 def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
-    """Our updates of fine-tuning: the mean loss of the trained tokens."""
+    """Time our updates of fine-tuning: the mean loss of the trained tokens."""
 
-    def loss_of(model: Llama, one: Batch) -> Tensor:
-        ids, targets, positions = one
+    def loss_of(model: Llama, update_batch: Batch) -> Tensor:
+        ids, targets, positions = update_batch
         counted = (targets != IGNORED).float()
         loss: Tensor = model(
             ids, partial(weighted_nll, targets=targets, weights=counted / counted.sum()), positions=positions
@@ -182,23 +170,23 @@ def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
 
 
 def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """Our updates of preferences, on TRL's own batches; the reference's log-probabilities are there already."""
+    """Time our updates of preferences, on TRL's batches; the reference's log-probabilities are stored."""
     reference = load_model(folder)
     with torch.no_grad():
         stored = [reference(ids, partial(sequence_logps, targets=targets)) for ids, targets in batches]
 
-    def loss_of(model: Llama, one: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
-        (ids, targets), before = one
+    def loss_of(model: Llama, pairs: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
+        (ids, targets), reference_logps = pairs
         policy = model(ids, partial(sequence_logps, targets=targets))
         tokens = (targets != IGNORED).sum(dim=1).float()
-        pair = PairLogps(*policy.chunk(2), *before.chunk(2), *tokens.chunk(2))
+        pair = PairLogps(*policy.chunk(2), *reference_logps.chunk(2), *tokens.chunk(2))
         return preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean()
 
     return timed(folder, list(zip(batches, stored, strict=True)), loss_of)
 
 
 def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
-    """The settings of both of TRL's trainers."""
+    """Return the settings of both of TRL's trainers."""
     return {
         "output_dir": str(folder / "trl"),
         "use_cpu": True,
@@ -222,35 +210,42 @@ def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
 
 
 def peer(folder: Path) -> Any:
-    """The model as TRL trains it."""
+    """Load the model as TRL trains it."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def tokenizer() -> Any:
-    """One word per id, so that texts made of words have known ids."""
+    """Return a tokenizer with a word for each id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(
-        models.WordLevel({"</s>": 0, "<pad>": PAD, **{f"w{k}": k for k in range(2, VOCAB)}}, unk_token="w2")
-    )
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
+    ids = {"</s>": 0, "<pad>": PAD, **{f"w{word}": word for word in range(2, VOCAB)}}
+    words = Tokenizer(models.WordLevel(ids, unk_token="w2"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>")
+
+
+def left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return prompts as rows of ids padded on the left, and their attention mask."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
 
 
 def watched(trainer: Any) -> list[float]:
-    """Seconds of each of a trainer's updates."""
+    """Return the seconds of each of a trainer's updates."""
     from transformers import PrinterCallback, TrainerCallback
 
     times: list[float] = []
 
     class Watch(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+        def on_step_begin(self, *arguments: Any, **keywords: Any) -> None:
             times.append(time.perf_counter())
 
-        def on_step_end(self, *arguments: Any, **named: Any) -> None:
+        def on_step_end(self, *arguments: Any, **keywords: Any) -> None:
             times[-1] = time.perf_counter() - times[-1]
 
     trainer.remove_callback(PrinterCallback)  # standard output is the benchmark's
@@ -260,7 +255,7 @@ def watched(trainer: Any) -> list[float]:
 
 
 def trl_tunes(folder: Path, examples: Sequence[Example], packing: bool) -> list[float]:
-    """TRL's updates of fine-tuning; packed, an update has as many rows as ours have on average."""
+    """Time TRL's updates of fine-tuning; packed, an update has as many rows as ours on average."""
     import trl
     from datasets import Dataset, disable_progress_bars
 
@@ -273,7 +268,7 @@ def trl_tunes(folder: Path, examples: Sequence[Example], packing: bool) -> list[
 
 
 def trl_trainer(folder: Path) -> Any:
-    """TRL's trainer of preferences; its reference model runs in each update."""
+    """Return TRL's trainer of preferences; its reference model runs in each update."""
     import trl
     from datasets import Dataset, disable_progress_bars
 
@@ -281,7 +276,7 @@ def trl_trainer(folder: Path) -> Any:
     generator = np.random.default_rng(1)
 
     def words(most: int) -> str:
-        return " ".join(f"w{k}" for k in generator.integers(6, VOCAB, generator.integers(8, most)))
+        return " ".join(f"w{word}" for word in generator.integers(6, VOCAB, generator.integers(8, most)))
 
     data = Dataset.from_list(
         [
@@ -295,16 +290,12 @@ def trl_trainer(folder: Path) -> Any:
     )
 
 
-def trl_prefers(folder: Path) -> list[float]:
-    """TRL's updates of preferences."""
-    return watched(trl_trainer(folder))
-
-
 def trl_pairs(folder: Path) -> list[tuple[Tensor, Tensor]]:
-    """The batches that TRL makes: ids (2n, t), chosen first, and what each position must predict."""
+    """Return TRL's batches: ids (2n, t), chosen ones first, and the target of each position."""
     trainer = trl_trainer(folder)
-    found = []
+    batches = []
     for start in range(0, len(trainer.train_dataset), PAIRS_PER_UPDATE):
-        made = trainer.data_collator([trainer.train_dataset[start + k] for k in range(PAIRS_PER_UPDATE)])
-        found.append((made["input_ids"], next_tokens(made["input_ids"], made["completion_mask"].bool())))
-    return found
+        collated = trainer.data_collator([trainer.train_dataset[start + k] for k in range(PAIRS_PER_UPDATE)])
+        targets = next_tokens(collated["input_ids"], collated["completion_mask"].bool())
+        batches.append((collated["input_ids"], targets))
+    return batches

@@ -1,6 +1,6 @@
-"""One side of `sizes.py`, in a process of its own: `python -m benchmarks.train.whole_training SIDE FOLDER SIZE`.
+"""A side of `sizes.py`, in a process of its own: `python -m benchmarks.train.whole_training SIDE FOLDER SIZE`.
 
-The last line that it prints is JSON: what was measured.
+The last line of its output has the measurements as JSON.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.train.small_models import hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.process_groups import single_process
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.planning.flops import flops_per_token
@@ -35,28 +34,18 @@ LEARNING_RATE = 1e-4
 
 
 def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
-    """A pre-training as the stage runs it, with checkpoints and without validation."""
+    """Run a pre-training as the stage does, with checkpoints and without validation."""
     window, steps = size["window_steps"], size["windows"] * size["window_steps"]
-    section = Pretrain.model_validate(
-        {
-            "steps": steps,
-            "global_batch_size": size["rows"],
-            "micro_batch_size": size["micro_rows"],
-            "log_every": window,
-            "schedule": {"kind": "constant", "warmup_steps": 0},
-            "optimizer": {"learning_rate": LEARNING_RATE},
-        }
-    )
+    section = pretrain_section(steps, size["rows"], size["micro_rows"], window, LEARNING_RATE)
     compute, flops = Compute(compile=size["compile"]), flops_per_token(shape, packed.sequence_length)
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
-        objective = NextToken(packed, 0, torch.full((shape.vocab_size,), 4.0, device=world.device), shape)
         context = Context(Path(work), checkpoint_every=3 * window, compute=compute, emit=lambda event: None)
         record, summary = train(
             Job(
                 section=section,
-                objective=objective,
+                objective=next_token(packed, shape, world.device),
                 model=model,
                 world=world,
                 context=context,
@@ -65,9 +54,10 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
                 reading_threads=reading_threads(packed.local, world.device),
             )
         )
-        assert record is not None  # the one process is the first
+        assert record is not None  # a single process is the first
         timed = [line for line in record.lines() if line["step"] > window and "tokens_per_second" in line]
-        best = max((line for line in timed if "checkpoint_seconds" not in line), key=_speed)
+        undisturbed = [line for line in timed if "checkpoint_seconds" not in line]
+        best = max(undisturbed, key=lambda line: float(line["tokens_per_second"]))
         return {
             **{key: best[key] for key in ("tokens_per_second", "mfu", "mfu_causal", "data_wait_share")},
             "checkpoint_seconds": [line["checkpoint_seconds"] for line in timed if "checkpoint_seconds" in line],
@@ -78,24 +68,10 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
 
 
 def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
-    """transformers' Llama in a plain loop: the same tokens, batches, precision, clipping and fused AdamW."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    """Run transformers' Llama in a plain loop: the same tokens, batches, precision, clipping and fused AdamW."""
     with single_process() as world:
         device, length, window = world.device, packed.sequence_length, size["window_steps"]
-        model: Any = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=shape.vocab_size,
-                hidden_size=shape.width,
-                intermediate_size=shape.ffn_width,
-                num_hidden_layers=shape.layers,
-                num_attention_heads=shape.heads,
-                num_key_value_heads=shape.kv_heads,
-                max_position_embeddings=length,
-                tie_word_embeddings=shape.tied_embeddings,
-                use_cache=False,
-            )
-        ).to(device)
+        model = hf_llama(shape, length).to(device)
         run = model if size["compile"] == "off" else torch.compile(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
         order, dtype = np.random.default_rng(0).permutation(packed.rows), compute_dtype("auto", device)
@@ -120,12 +96,8 @@ def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[
         }
 
 
-def _speed(line: dict[str, Any]) -> float:
-    return float(line["tokens_per_second"])
-
-
 def main(side: str, folder: Path, size: dict[str, Any]) -> None:
-    """Measure one side, and print what was found."""
+    """Measure a side, and print the measurements."""
     packed = PackedSet(folder / "mix")
     shape = shape_of(Model.model_validate(size["model"]), size["vocab"], size["length"])
     print(json.dumps({"ours": ours, "transformers": transformers}[side](packed, shape, size)))

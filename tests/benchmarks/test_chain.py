@@ -67,7 +67,7 @@ def test_a_peer_that_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     peer = Peer("some-chain", "no_such_module", "all", {}, True, lambda *given: pytest.fail("it is not here"))
     (found,) = chain.peer_rows(tmp_path, peer, [Corpus(tmp_path, 10, 30_000)], MODELS)
-    assert (found["name"], found["ours"], found["note"]) == ("chain_vs_some_chain", None, "not installed: make peers")
+    assert (found.name, found.ours, found.note) == ("chain_vs_some_chain", None, "not installed: make peers")
 
 
 def test_dolmas_mixer_drops_by_bounds_of_what_its_taggers_say() -> None:
@@ -86,10 +86,11 @@ def kept(ruled: str, alike: str, last: str) -> Kept:
 
 def test_another_survivor_of_the_same_cluster_is_no_disagreement() -> None:
     found = compare(kept("1111", "1100", "1010"), kept("1111", "1100", "0110"))
-    assert (found.rules, found.alike, found.last, found.numbers) == (1.0, 1.0, 1.0, (2, 2))
+    assert (found.rules, found.alike, found.kept) == (1.0, 1.0, 1.0)
+    assert (found.kept_by_us, found.kept_by_peer) == (2, 2)
     found = compare(kept("0111", "0000", "0111"), kept("1111", "0010", "1101"))
-    assert (found.rules, found.alike, found.last) == (0.75, 2 / 3, 0.5)
-    assert "rules differ on 1 documents (c4/min_sentences 1)" in found.why
+    assert (found.rules, found.alike, found.kept) == (0.75, 2 / 3, 0.5)
+    assert "rules differ on 1 documents (c4/min_sentences 1)" in found.differences
 
 
 def test_a_flame_has_the_frames_that_are_wide_enough_and_escapes_their_names() -> None:

@@ -14,7 +14,7 @@ import gristmill.mixtures
 from benchmarks import areas
 from benchmarks.areas import AREAS, FLOORS, MEASURES, measuring
 from benchmarks.checkout import ROOT
-from benchmarks.measuring import fell, row
+from benchmarks.measuring import row
 from gristmill.flows.cli.main import app
 
 
@@ -34,7 +34,7 @@ def test_every_page_names_the_folders_that_it_measures() -> None:
     [(9, 10, 0.95, True), (9, 10, 0.9, False), (9, 10, None, False), (9, None, 2, False)],
 )
 def test_a_row_falls_below_its_floor_alone(ours: float, peer: float | None, floor: float | None, below: bool) -> None:
-    assert fell(row("a", ours, peer, "MB/s", floor=floor)) is below
+    assert row("a", ours, peer, "MB/s", floor=floor).is_below_floor is below
 
 
 @pytest.mark.parametrize(("ours", "code"), [(2.0, 0), (1.0, 1)])

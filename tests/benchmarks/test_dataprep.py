@@ -66,15 +66,15 @@ def test_planted_pairs_are_found_as_often_as_the_theory_says(monkeypatch: pytest
     *recalls, error = duplicates.planted_rows()
     assert len(recalls) == len(duplicates.STEPS)
     for row in recalls:
-        assert abs(row["ours"] - row["peer"]) < 0.11  # three standard deviations of a share of 200
-    assert 0.9 < error["ratio"] < 1.1
+        assert abs(row.ours - row.peer) < 0.11  # three standard deviations of a share of 200
+    assert 0.9 < error.ratio < 1.1
 
 
 def test_pairs_are_found_in_texts_and_by_the_peer() -> None:
     base = " ".join(f"word{number}" for number in range(300))
     texts = [base, "something else " * 3 + "altogether, which is like nothing", base + " and more", base]
-    assert duplicates.found_pairs(texts) == {(0, 2), (0, 3), (2, 3)}
-    assert duplicates.found_by_datasketch(texts) == {(0, 2), (0, 3), (2, 3)}
+    assert duplicates.linked_pairs(texts) == {(0, 2), (0, 3), (2, 3)}
+    assert duplicates.linked_by_datasketch(texts) == {(0, 2), (0, 3), (2, 3)}
 
 
 def test_the_rules_are_judged_by_what_goes_for_what() -> None:
@@ -146,7 +146,7 @@ def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: 
         archive.addfile(info, io.BytesIO(page))
     (folder / "html.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(sink.getvalue()))
     monkeypatch.setenv("GRISTMILL_BENCH_DATA", str(tmp_path))
-    found = {row["name"]: (row["ours"], row["peer"]) for row in reading.quality_rows()}
+    found = {row.name: (row.ours, row.peer) for row in reading.quality_rows()}
     assert len(found) == 9
     for extractor in ("resiliparse", "trafilatura", "trafilatura, favor precision"):
         assert found[f"{extractor}: precision"] == (1.0, 0.5)
@@ -208,16 +208,16 @@ def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypa
     monkeypatch.setattr(decontamination, "SETS", {"code": decontamination.SETS["code"]})
     monkeypatch.setattr(decontamination, "CLEAN", ("text/mixture/redpajama-c4-refined.jsonl",))
     monkeypatch.setattr(decontamination, "CLEAN_ARCHIVES", ())
-    rows = {row["name"]: row for row in decontamination.rows()}
-    assert {name: row["ours"] for name, row in rows.items() if name.startswith("innocent")} == {
+    rows = {row.name: row for row in decontamination.rows()}
+    assert {name: row.ours for name, row in rows.items() if name.startswith("innocent")} == {
         "innocent kept: clean": 1.0,
         "innocent kept: famous quotes": 1.0,
         "innocent kept: rare quotes": 1.0,
         "innocent kept: famous quotes, 70 % of an item": 1.0,
     }
-    assert rows["innocent kept: famous quotes"]["peer"] == 0.0
+    assert rows["innocent kept: famous quotes"].peer == 0.0
     for disguise in ("verbatim", "inside a long document", "every 12th word replaced", "soft hyphens and the like"):
-        assert rows[f"leaks found, code: {disguise}"]["ours"] == 1.0
-    assert rows["leaks found, code: soft hyphens and the like"]["peer"] < 0.5
-    assert rows["share of dropped documents that are leaks"]["ours"] == 1.0
-    assert rows["leaks found, 8-grams, over 40%"]["ours"] > rows["leaks found, 13-grams, over 50%"]["ours"]
+        assert rows[f"leaks found, code: {disguise}"].ours == 1.0
+    assert rows["leaks found, code: soft hyphens and the like"].peer < 0.5
+    assert rows["share of dropped documents that are leaks"].ours == 1.0
+    assert rows["leaks found, 8-grams, over 40%"].ours > rows["leaks found, 13-grams, over 50%"].ours

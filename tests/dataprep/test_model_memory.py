@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.dataprep.own_steps import write_shard
+from benchmarks.dataprep.stage_runs import write_shard
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders import score_documents
 from gristmill.dataprep.semantic import cluster, dedup_semantic
