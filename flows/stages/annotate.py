@@ -13,7 +13,7 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 
 def columns(section: Annotate) -> Iterable[str]:
-    """What the function returns, as far as its source shows; what the model's folder announces, where it is here."""
+    """Return the function's columns as far as its source shows them, or those that the model's folder announces."""
     if section.model is None:
         return section.function.measured
     from gristmill.dataprep.encoders.document_scores import announce
@@ -21,53 +21,56 @@ def columns(section: Annotate) -> Iterable[str]:
 
     try:
         return announce(section.model).columns
-    except ModelFolderError:  # `preflight` says what is wrong
+    except ModelFolderError:  # `preflight` reports the error
         return [*section.min, *section.max]
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What is wrong with a step's model, or what the source of its function shows, without running either."""
+    """Yield problems with a step's model, or with the source of its function, without running either."""
     step = manifest.steps[name]
     place = ("prepare", list(manifest.steps).index(name), step.stage)
     section = step.config
     if isinstance(section, Annotate) and section.model is not None:
         yield from wrong_with_model(section, place)
         return
-    own = section.function if isinstance(section, Annotate) else section
-    assert isinstance(own, OwnStep)
-    yield from wrong_with_function(own, place, known_before(manifest, name, measured))
+    function_step = section.function if isinstance(section, Annotate) else section
+    assert isinstance(function_step, OwnStep)
+    yield from wrong_with_function(function_step, place, known_before(manifest, name, measured))
 
 
 def wrong_with_model(section: Annotate, place: Location) -> Iterator[tuple[Location, str]]:
-    """What the files of a model, and what is installed, show to be wrong."""
+    """Yield problems with the files of a model, and missing packages."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError
     from gristmill.dataprep.encoders.score_documents import check_bounds, check_packages
 
     assert section.model is not None
     try:
-        found = announce(section.model)
+        announced = announce(section.model)
         check_packages(section.model)
-        check_bounds(section, found)
+        check_bounds(section, announced)
     except ModelFolderError as error:
         yield (*place, "model"), str(error)
 
 
 def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> list[str]:
-    """The columns that a step's function may ask for: of documents, and of the steps before it."""
+    """Return the columns that a step's function may use: those of documents, and of earlier steps."""
     from gristmill.dataprep.edits import EDITS
     from gristmill.dataprep.user_code.own_documents import DOCUMENT_COLUMNS
     from gristmill.dataprep.where_sql import names_of
 
     names = list(manifest.steps)
-    before = names_of(
-        {other: [column for column in measured[other] if column != EDITS] for other in names[: names.index(name)]}
-    )
-    return [*DOCUMENT_COLUMNS, *(column for columns in before.values() for column in columns.values())]
+    earlier_columns = {}
+    for earlier in names[: names.index(name)]:
+        earlier_columns[earlier] = [column for column in measured[earlier] if column != EDITS]
+    known = list(DOCUMENT_COLUMNS)
+    for columns in names_of(earlier_columns).values():
+        known += columns.values()
+    return known
 
 
 def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) -> Iterator[tuple[Location, str]]:
-    """What the source of a step's function shows to be wrong."""
+    """Yield problems that the source of a step's function shows."""
     from gristmill.dataprep.user_code.own_documents import check_source
 
     try:

@@ -1,4 +1,4 @@
-"""`clean`: repairs and masks texts, and takes boilerplate lines out of them."""
+"""`clean`: repairs and masks texts, and removes boilerplate lines from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gristmill.mixtures.steps.clean import Clean
 
 
 def columns(section: Clean) -> Iterable[str]:
-    """What is left of a text, and how often each rule changed it."""
+    """Return the columns for the remaining text, and for the number of changes by each rule."""
     from gristmill.dataprep.cleaning.clean import REMOVED_RATIO, RULE_PREFIX, WORDS_LEFT, steps
     from gristmill.dataprep.edits import EDITS
 

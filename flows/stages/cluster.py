@@ -1,4 +1,4 @@
-"""`cluster`: numbers and names documents by what they are about."""
+"""`cluster`: numbers and names documents by subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gristmill.mixtures.steps.dedup_semantic import Cluster
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What the model's files, and what is installed, show to be wrong."""
+    """Yield problems with the model's files, and missing packages."""
     yield from wrong_with_vectors(manifest, name)
 
 

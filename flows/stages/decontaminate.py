@@ -1,4 +1,4 @@
-"""`decontaminate`: drops or cuts what occurs in evaluation sets."""
+"""`decontaminate`: drops documents with text of evaluation sets, or cuts it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dedup`: keeps one of each cluster of equal and near-equal documents."""
+"""`dedup`: keeps one document of each cluster of equal and near-equal ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A `keep` that is malformed, or names a column that nothing before it measures."""
+    """Yield a malformed `keep`, or one with a column that no earlier step measures."""
     from gristmill.dataprep.duplicates.clusters import check_names, parse_keep, qualified
 
     number = list(manifest.steps).index(name)

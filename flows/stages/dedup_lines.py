@@ -1,4 +1,4 @@
-"""`dedup_lines`: takes lines out that many documents have."""
+"""`dedup_lines`: removes lines that many documents share."""
 
 from __future__ import annotations
 

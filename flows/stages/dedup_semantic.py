@@ -1,4 +1,4 @@
-"""`dedup_semantic`: keeps one of documents that mean the same."""
+"""`dedup_semantic`: keeps one of several documents with the same meaning."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What `dedup` finds wrong with a `keep`, and what the model's files, and what is installed, show to be wrong."""
+    """Yield problems with `keep`, as `dedup` does, and with the model's files, and missing packages."""
     yield from dedup.preflight(manifest, name, measured)
     yield from wrong_with_vectors(manifest, name)
 
 
 def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location, str]]:
-    """What the files of a step's model, and what is installed, show to be wrong."""
+    """Yield problems with the files of a step's model, and missing packages."""
     from gristmill.dataprep.encoders.embeddings import check_embedder
     from gristmill.dataprep.encoders.model_folders import ModelFolderError, check_installed
 

@@ -1,4 +1,4 @@
-"""`dedup_substrings`: takes long passages out that occur elsewhere, word for word."""
+"""`dedup_substrings`: removes long passages that occur elsewhere, word for word."""
 
 from __future__ import annotations
 

@@ -11,31 +11,29 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """What the encoded pairs, and their audit, depend on."""
+    """Return the settings that determine the encoded pairs and their audit."""
     from gristmill.mixtures.posttraining import DpoData
 
     dpo = whole("dpo")(manifest, verify)
     if dpo is None:
         return None
-    recipe, told = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
-    leaks = _leaks(manifest)
-    named, config = (None, None) if leaks is None else step_recipe(decontaminate.STAGE, leaks, manifest, verify)
-    # How often a set is read is none of this stage's.
+    recipe, arguments = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
+    leaks = None if manifest.dpo is None else manifest.dpo.leaks
+    if leaks is None:  # the evaluation sets of the documents
+        leaks = next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
+    leaks_recipe: Recipe | None = None
+    leaks_settings: Recipe | None = None
+    if leaks is not None:
+        leaks_recipe, leaks_settings = step_recipe(decontaminate.STAGE, leaks, manifest, verify)
+    # This stage ignores the weights of sets.
     return (
-        {**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": named},
-        {**told, "data": [without(item, "weight") for item in told["data"]], "leaks": config},
+        {**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": leaks_recipe},
+        {**arguments, "data": [without(item, "weight") for item in arguments["data"]], "leaks": leaks_settings},
     )
 
 
-def _leaks(manifest: Manifest) -> Decontaminate | None:
-    """The evaluation sets that preferences are compared with: their own, or those of the documents."""
-    if manifest.dpo is not None and manifest.dpo.leaks is not None:
-        return manifest.dpo.leaks
-    return next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
-
-
 def needs(manifest: Manifest) -> list[str]:
-    """The pairs as they were prepared, and what says how they are encoded."""
+    """Return the stages of the prepared pairs, and of what determines their encoding."""
     return ["dpo_prepare", *made_sets(manifest.dpo), *data_needs(manifest)]
 
 

@@ -1,4 +1,4 @@
-"""`dpo_prepare`: drops pairs of preferences by steps that judge them as documents are judged."""
+"""`dpo_prepare`: drops preference pairs by steps that judge them like documents."""
 
 from __future__ import annotations
 

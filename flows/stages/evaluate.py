@@ -12,36 +12,37 @@ from gristmill.mixtures.steps.asked_model import HOW
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section, and what turns preferences into rewards."""
+    """Return the section, with the factor that converts preferences to rewards."""
     section = manifest.evaluate
     if section is None:
         return None
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
     reads = reads_of(manifest) if section.memorisation is not None or section.contamination is not None else {}
     recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
-    named = name_outside_files(recipe, section, verify)
-    told: Recipe = {name: recipe[name] for name in ("tasks", "suites") if name in recipe}
+    named_recipe = name_outside_files(recipe, section, verify)
+    arguments: Recipe = {name: recipe[name] for name in ("tasks", "suites") if name in recipe}
     if section.red_team is None:
-        return named, told
+        return named_recipe, arguments
     return (
-        {**named, "red_team": _without_how(named["red_team"], section.red_team)},
-        {**told, "red_team": recipe["red_team"]},
+        {**named_recipe, "red_team": _without_how(named_recipe["red_team"], section.red_team)},
+        {**arguments, "red_team": recipe["red_team"]},
     )
 
 
-def _without_how(named: Recipe, section: RedTeam) -> Recipe:
-    """The settings without how the judge is reached, and the text of a question that comes with gristmill."""
+def _without_how(settings: Recipe, section: RedTeam) -> Recipe:
+    """Return the settings without access to the judge, and with the checksum of a question that comes with
+    gristmill."""
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     judge = section.judge
     if judge is None:
-        return named
+        return settings
     question = {} if judge.template is not None else {"question": shipped(QUESTION).sha256}
-    return {**named, "judge": {**named["judge"], "model": without(named["judge"]["model"], *HOW), **question}}
+    return {**settings, "judge": {**settings["judge"], "model": without(settings["judge"]["model"], *HOW), **question}}
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What is wrong with what judges the answers to a red team."""
+    """Yield problems with the judges of answers to a red team."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError
     from gristmill.dataprep.encoders.score_documents import check_packages
@@ -67,7 +68,7 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 
 def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What compares generated texts with references."""
+    """Yield the libraries that compare generated texts with references."""
     for task in () if manifest.evaluate is None else manifest.evaluate.tasks:
         yield from ((f"evaluate.tasks.{task.name}.metrics", library) for library in task.libraries)
 

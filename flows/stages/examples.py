@@ -1,4 +1,4 @@
-"""`examples`: a language model writes sets of examples for tuning, each of which is an output of its own."""
+"""`examples`: a language model writes sets of examples for tuning; each set is an output of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.mixtures.steps.examples import made_names, output_name
 
 
 def instances(manifest: Manifest) -> dict[str, Manifest]:
-    """Each set under the name of its output."""
+    """Return a manifest for each set, by the name of its output."""
     return {
         output_name(name): manifest.model_copy(update={"examples": {name: section}})
         for name, section in manifest.examples.items()
@@ -22,24 +22,24 @@ def instances(manifest: Manifest) -> dict[str, Manifest]:
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section of one set without how models are reached, its prompts by a listing of theirs, and the texts of the
+    """Return the section of one set without access to models, with a listing of its prompts and the checksums of
     requests that come with gristmill."""
     from gristmill.dataprep.examples.make_examples import templates_of
     from gristmill.dataprep.examples.read_examples import examples_listing
 
     ((name, section),) = manifest.examples.items()
     config = dump(section)
-    data = [{**without(one, "path"), "listing": examples_listing(one["path"])} for one in config["data"]]
-    named = name_outside_files({**config, "data": data}, section, verify, ("data",))
+    data = [{**without(entry, "path"), "listing": examples_listing(entry["path"])} for entry in config["data"]]
+    settings = name_outside_files({**config, "data": data}, section, verify, ("data",))
     shipped = {key: template.sha256 for key, (template, _, is_ours) in templates_of(section).items() if is_ours}
     return (
-        {"name": name, "made": _without_how(named), "shipped": shipped, "seed": seed_of(section, manifest)},
+        {"name": name, "made": _without_how(settings), "shipped": shipped, "seed": seed_of(section, manifest)},
         {"section": config},
     )
 
 
 def _without_how(value: Any) -> Any:
-    """The settings without how the models in them are reached."""
+    """Return the settings without access to the models in them."""
     if isinstance(value, dict):
         kept = without(value, *HOW) if "server" in value else value
         return {key: _without_how(inner) for key, inner in kept.items()}
@@ -47,37 +47,37 @@ def _without_how(value: Any) -> Any:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The sets that a set's prompts are of."""
+    """Return the sets from which a set's prompts come."""
     return [
         output_name(name)
         for section in manifest.examples.values()
-        for name in made_names([one.path for one in section.data])
+        for name in made_names([entry.path for entry in section.data])
     ]
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A template that is none, or that asks for what it is not given; a file without principles."""
+    """Yield an invalid template or one with unknown variables, and a file without principles."""
     from gristmill.dataprep.examples.make_examples import templates_of
     from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_lines
 
-    ((called, section),) = instances(manifest)[name].examples.items()
-    place = ("examples", called)
+    ((set_name, section),) = instances(manifest)[name].examples.items()
+    place = ("examples", set_name)
     try:
-        for key, (template, given, _) in templates_of(section).items():
+        for key, (template, variables, _) in templates_of(section).items():
             try:
-                template.check(given)
+                template.check(variables)
             except TemplateProblemError as error:
                 yield (*place, *(int(part) if part.isdigit() else part for part in key.split("."))), str(error)
     except TemplateProblemError as error:
         yield place, str(error)
     if section.revise is not None and not read_lines(section.revise.principles):
-        yield (*place, "revise", "principles"), "has no line; write one principle a line"
+        yield (*place, "revise", "principles"), "has no line; write one principle per line"
 
 
 def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What rewards of a model compute with."""
+    """Yield the library that reward models need."""
     for section in manifest.examples.values():
-        yield from (("", "torch") for one in section.rewards if isinstance(one, ModelReward))
+        yield from (("", "torch") for reward in section.rewards if isinstance(reward, ModelReward))
 
 
 STAGE = Stage(
@@ -91,6 +91,6 @@ STAGE = Stage(
     preflight=preflight,
     needs_libraries=needs_libraries,
     imports=lambda settings: ["httpx"],
-    pace="a model's answers take as long as its server is busy",
+    pace="the speed of a model's answers depends on its server",
     report=("gristmill.flows.report.asked_sections:made_examples",),
 )

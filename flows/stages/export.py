@@ -1,4 +1,4 @@
-"""`export`: writes the last model as a folder that others load."""
+"""`export`: writes the last model as a folder that other tools load."""
 
 from __future__ import annotations
 
@@ -14,43 +14,47 @@ from gristmill.mixtures.mix import uses_own_weights
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section, and what the model card says."""
+    """Return the section, with the facts of the model card."""
     if manifest.export is None:
         return None
     return {**dump(manifest.export), "lineage": _lineage(manifest)}, {}
 
 
 def _lineage(manifest: Manifest) -> Recipe:
-    """What the model card says of the data: the sources with their licences, and the weights that counted."""
+    """Return the facts on the data in the model card: sources with their licences, and the weights that counted."""
     mix = {} if manifest.mix is None else dump(manifest.mix)
-    own = uses_own_weights({} if manifest.mix is None else manifest.mix.model_dump())
+    has_own_weights = uses_own_weights({} if manifest.mix is None else manifest.mix.model_dump())
     licences = manifest.licences
-    sources = {
-        name: {**({"weight": source.weight} if own else {}), "licence": licences.get(name, source.licence)}
-        for name, source in manifest.sources.items()
-    }
-    asked = {key: mix[key] for key in ("weights", "phases") if mix.get(key)}
-    return {"name": manifest.name, "sources": sources, **({"mix": asked} if asked else {})}
+    sources = {}
+    for name, source in manifest.sources.items():
+        weight = {"weight": source.weight} if has_own_weights else {}
+        sources[name] = {**weight, "licence": licences.get(name, source.licence)}
+    mix_settings = {key: mix[key] for key in ("weights", "phases") if mix.get(key)}
+    lineage: Recipe = {"name": manifest.name, "sources": sources}
+    if mix_settings:
+        lineage["mix"] = mix_settings
+    return lineage
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The last model that the manifest trains, and held-out text where its rounding is measured."""
+    """Return the last model that the manifest trains, and held-out text if the loss by rounding is measured."""
     measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
     return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What keeps a GGUF file from being written, which would be found after the trainings otherwise."""
+    """Yield reasons why a GGUF file cannot be written, which would otherwise appear only after the trainings."""
     if manifest.export is None or not manifest.export.gguf:
         return
     place = (STAGE.name, "gguf")
     if find_spec("gguf") is None:
         yield place, "needs gguf, which is not installed; install it with: pip install 'gristmill[gguf]', or remove it"
     if (reason := _why_not_for_llama_cpp(manifest)) is not None:
-        yield place, f"llama.cpp cannot take this tokenizer: {reason}; remove it, or choose another tokenizer"
+        yield place, f"llama.cpp does not support this tokenizer: {reason}; remove it, or choose another tokenizer"
 
 
 def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
+    """Return the reason why llama.cpp does not support the tokenizer, or None."""
     from tokenizers import Tokenizer
 
     from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
@@ -59,10 +63,11 @@ def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
         refuse_other_models,
     )
 
-    section, given = manifest.tokenizer, manifest.model
+    section = manifest.tokenizer
+    model = manifest.model
     path: str | None = None if section is None else section.path
-    if section is None and given is not None:
-        path = f"{given.path}/tokenizer.json"
+    if section is None and model is not None:
+        path = f"{model.path}/tokenizer.json"
     try:
         if path is None and section is not None:
             refuse_other_models({"bpe": "BPE"}.get(section.model, section.model), byte_fallback=False)

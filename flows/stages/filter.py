@@ -1,4 +1,4 @@
-"""`filter`: drops documents by sets of rules, each a statistic of the text held against a threshold."""
+"""`filter`: drops documents by sets of rules, each a threshold on a statistic of the text."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gristmill.mixtures.steps.rules import configured_names
 
 
 def columns(section: Filter) -> Iterable[str]:
-    """Every statistic of the rule sets that are chosen, and whose rules judged."""
+    """Return every statistic of the chosen rule sets, and the column with the language whose rules judged."""
     from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 
-    own = [RULES_LANGUAGE] if section.by_language else []
-    return [*(name for chosen in section.rule_sets for name in RULE_COLUMNS[chosen]), *own]
+    language_column = [RULES_LANGUAGE] if section.by_language else []
+    return [*(name for rule_set in section.rule_sets for name in RULE_COLUMNS[rule_set]), *language_column]
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What `unknown_languages` finds."""
+    """Yield the problems of `unknown_languages`."""
     steps = list(manifest.steps.values())
     number = list(manifest.steps).index(name)
     yield from unknown_languages([step.config for step in steps[: number + 1]], ("prepare", number))
 
 
 def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tuple[Location, str]]:
-    """Languages in `by_language` that no document has which comes here, and those that are there twice.
+    """Yield languages in `by_language` that no document here has, and those that occur twice.
 
     Args:
         steps: the filter's section, after those of the steps before it.
-        place: of the filter in its list.
+        place: location of the filter in its list.
     """
     section = steps[-1]
     assert isinstance(section, Filter)
@@ -42,34 +42,33 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
     from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
     from gristmill.dataprep.langid.language_codes import is_kept, parse_label
 
-    before = next((step for step in steps if isinstance(step, LanguageId)), None)
-    seen: dict[str, str] = {}
+    langid_step = next((step for step in steps if isinstance(step, LanguageId)), None)
+    key_of_language: dict[str, str] = {}
     for key in section.by_language:
-        at = (*place, STAGE.name, "by_language", key)
+        key_location = (*place, STAGE.name, "by_language", key)
         language = parse_label(key)
-        if str(language) in seen:
-            yield at, f"is the same language as {seen[str(language)]!r}; keep one of the two"
-        seen[str(language)] = key
-        labels = None if before is None else known_labels(before)
-        if before is None or labels is None:
+        if str(language) in key_of_language:
+            yield key_location, f"is the same language as {key_of_language[str(language)]!r}; keep one of the two"
+        key_of_language[str(language)] = key
+        labels = None if langid_step is None else known_labels(langid_step)
+        if langid_step is None or labels is None:
             continue
-        if (problem := why_unknown(str(language), labels, model_name(before))) is not None:
-            yield at, problem
-        elif not is_kept(language, wanted := wanted_languages(before)):
+        if (problem := why_unknown(str(language), labels, model_name(langid_step))) is not None:
+            yield key_location, problem
+        elif not is_kept(language, kept_languages := wanted_languages(langid_step)):
             yield (
-                at,
+                key_location,
                 (
-                    f"langid keeps {', '.join(wanted)} alone, so that no document in {key} comes here; add it to "
+                    f"langid keeps only {', '.join(kept_languages)}, so no document in {key} reaches this step; add it to "
                     "langid.keep, or remove it"
                 ),
             )
 
 
-def recipe(section: Filter, named: Recipe) -> Recipe:
-    """The settings, and what of the rows of a model of toxicity is added up: by rounding, another sum's results
-    differed."""
-    by_language = {key: _marked(rules) for key, rules in named.get("by_language", {}).items()}
-    return {**named, "rules": _marked(named["rules"]), **({"by_language": by_language} if by_language else {})}
+def recipe(section: Filter, settings: Recipe) -> Recipe:
+    """Return the settings, with a mark of how a toxicity model sums its rows, since rounding differs between sums."""
+    by_language = {key: _marked(rules) for key, rules in settings.get("by_language", {}).items()}
+    return {**settings, "rules": _marked(settings["rules"]), **({"by_language": by_language} if by_language else {})}
 
 
 def _marked(rules: Recipe) -> Recipe:
@@ -78,24 +77,25 @@ def _marked(rules: Recipe) -> Recipe:
 
 
 def imports(section: Filter) -> list[str]:
-    """spaCy's tokeniser, where any rules count its words."""
-    return ["gristmill.dataprep.words.spacy_preload"] * ("exact" in _words(section))
+    """Return the preload of spaCy's tokenizer, if any rules count its words."""
+    return ["gristmill.dataprep.words.spacy_preload"] if "exact" in _words(section) else []
 
 
 def needs_libraries(section: Filter) -> list[tuple[str, str]]:
-    """What cuts words, where rules count other ones than gristmill's own."""
-    by = {"exact": "spacy", "language": "datatrove"}
-    return [("", by[words]) for words in sorted(_words(section) & by.keys())]
+    """Return the libraries that split words, if rules do not count gristmill's own words."""
+    library_of = {"exact": "spacy", "language": "datatrove"}
+    return [("", library_of[words]) for words in sorted(_words(section) & library_of.keys())]
 
 
 def _words(section: Filter) -> set[str]:
-    """Whose words the rules count, by `words` of each set that has the key."""
-    return {
-        words
-        for rules in (section.rules, *section.by_language.values())
-        for name in configured_names(rules)
-        if (words := getattr(getattr(rules, name), "words", None)) is not None
-    }
+    """Return the definitions of words that the rules count: `words` of each set that has the key."""
+    definitions: set[str] = set()
+    for rules in (section.rules, *section.by_language.values()):
+        for name in configured_names(rules):
+            words = getattr(getattr(rules, name), "words", None)
+            if words is not None:
+                definitions.add(words)
+    return definitions
 
 
 STAGE = Stage(

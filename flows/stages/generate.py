@@ -1,4 +1,4 @@
-"""`generate`: a language model writes documents from those of other sources, before all are read."""
+"""`generate`: a language model writes documents from those of other sources, before all sources are read."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from gristmill.mixtures.steps.quality import Quality
 CHOOSING = {
     module.STAGE.name: module.STAGE for module in (filter, dedup, langid, quality, decontaminate, annotate, judge)
 }
-"""The steps that choose parents."""
+"""The steps that select parents."""
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """How each source is generated, and the sources of the parents as they are read."""
+    """Return the settings of each generated source, and the sources of their parents as they are read."""
     sources = manifest.generated_sources
     if not sources:
         return None
     parents = {parent for source in sources.values() for parent in source.generate.parents}
-    recipe, told = read_sources(manifest, verify, [name for name in manifest.document_sources if name in parents])
+    recipe, arguments = read_sources(manifest, verify, [name for name in manifest.document_sources if name in parents])
     order = generation_order(sources)
-    named = [{"name": name, **_recipe(sources[name].generate, manifest, verify)} for name in order]
+    generated = [{"name": name, **_recipe(sources[name].generate, manifest, verify)} for name in order]
     sections = {name: dump(sources[name].generate) for name in order}
     return (
-        {**recipe, "generated": named, "seed": manifest.seed},
-        {**told, "generate": sections, "order": order, "ingest": dump(manifest.ingest)},
+        {**recipe, "generated": generated, "seed": manifest.seed},
+        {**arguments, "generate": sections, "order": order, "ingest": dump(manifest.ingest)},
     )
 
 
 def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
-    """The settings without how models are reached, the steps with their versions, and the text of a prompt that comes
+    """Return the settings without access to models, with the steps' versions and the checksum of a prompt that comes
     with gristmill."""
     from gristmill.dataprep.llm.prompt_templates import shipped
 
-    named = name_outside_files(dump(section), section, verify)
-    model = {key: value for key, value in named["model"].items() if key not in HOW}
+    settings = name_outside_files(dump(section), section, verify)
+    model = {key: value for key, value in settings["model"].items() if key not in HOW}
     steps = [
         {
             step.stage: step_recipe(CHOOSING[step.stage], step.config, manifest, verify)[0],
@@ -51,11 +51,11 @@ def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
         for step in section.prepare
     ]
     prompt = {} if section.template is not None else {"prompt": shipped(f"generate-{section.style}").sha256}
-    return {**named, "model": model, "prepare": steps, **prompt}
+    return {**settings, "model": model, "prepare": steps, **prompt}
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A template that is none, or that asks for what it is not given; the same of the judges of parents."""
+    """Yield an invalid template or one with unknown variables, here and in the judges of parents."""
     from gristmill.dataprep.llm.generated_documents import GIVEN
     from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
 
@@ -81,6 +81,6 @@ STAGE = Stage(
     asks=lambda manifest: manifest.generated_sources,
     preflight=preflight,
     imports=lambda settings: ["httpx"],
-    pace="a model's answers take as long as its server is busy",
+    pace="the speed of a model's answers depends on its server",
     report=("gristmill.flows.report.asked_sections:generated",),
 )

@@ -11,29 +11,29 @@ from gristmill.mixtures.own_signatures import misfit
 from gristmill.mixtures.sources import GENERATE, INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
-"""Keys of a source that only the mixture reads; all others belong to its reading."""
+"""Keys of a source that only the mixture reads; all others affect its reading."""
 NOTE_KEYS = ("licence",)
-"""Keys of a source that change nothing."""
+"""Keys of a source that do not change any document."""
 OWN_KEYS = ("list", "read")
-"""Keys of a source that recipes have where they are given."""
+"""Keys of a source that recipes contain only if they are set."""
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The sources of documents, as they are read, and their files; those that are generated lie in the stage before."""
+    """Return the sources of documents, with the listings of their files, and the names of generated sources."""
     if not manifest.text_sources:
         return None
-    recipe, told = read_sources(manifest, verify, list(manifest.document_sources))
+    recipe, arguments = read_sources(manifest, verify, list(manifest.document_sources))
     generated = {"generated": list(manifest.generated_sources)} if manifest.generated_sources else {}
-    return {**recipe, **generated}, told
+    return {**recipe, **generated}, arguments
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """What writes the generated sources, where there are any."""
+    """Return the stage that writes the generated sources, if there are any."""
     return [GENERATE] if manifest.generated_sources else []
 
 
 def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tuple[Recipe, Recipe]:
-    """Some sources as they are read, with their files: the recipe, and what the stage gets besides."""
+    """Return the recipe of some sources, with the listings of their files, and the further arguments of the stage."""
     from gristmill.dataprep.reading.sources import listing
 
     dumped = {
@@ -41,21 +41,21 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tupl
         for name, source in manifest.document_sources.items()
         if name in names
     }
-    read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
+    settings = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
     listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}
     recipe = {
         "ingest": dump(manifest.ingest),
-        "sources": {name: {**read[name], "listing": listings[name]} for name in dumped},
+        "sources": {name: {**settings[name], "listing": listings[name]} for name in dumped},
     }
-    # The stage compares the listing with what it finds: files that changed meanwhile are an error.
+    # The stage compares the listing with the files that it finds: files that changed in the meantime are an error.
     return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What the source of a reader shows to be wrong, without running it."""
+    """Yield problems that the source of a reader shows, without running it."""
     for source, section in manifest.document_sources.items():
-        if section.read is not None and (wrong := misfit(section.read, num_positional=1)) is not None:
-            yield ("sources", source, "read"), wrong
+        if section.read is not None and (problem := misfit(section.read, num_positional=1)) is not None:
+            yield ("sources", source, "read"), problem
 
 
 STAGE = Stage(

@@ -1,4 +1,4 @@
-"""`judge`: a language model scores documents, and thresholds decide."""
+"""`judge`: a language model scores documents, with thresholds on the scores."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from gristmill.mixtures.steps.judge import Judge, Question
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 
 
-def asked_recipe(section: Question | JudgePairs, named: Recipe, shipped_as: str = "") -> Recipe:
-    """The settings without how the judges are reached, and the text of a question that comes with gristmill."""
+def asked_recipe(section: Question | JudgePairs, settings: Recipe, shipped_name: str = "") -> Recipe:
+    """Return the settings without access to the judges, with the checksum of a question that comes with gristmill."""
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     models = {
-        key: {name: value for name, value in named[key].items() if name not in HOW}
+        key: {name: value for name, value in settings[key].items() if name not in HOW}
         for key in ("model", "second")
-        if named.get(key) is not None
+        if settings.get(key) is not None
     }
-    question = (
-        {}
-        if section.template is not None
-        else {"question": shipped(f"judge-{section.rubric}" if isinstance(section, Question) else shipped_as).sha256}
-    )
-    return {**named, **models, **question}
+    if section.template is not None:
+        return {**settings, **models}
+    name = f"judge-{section.rubric}" if isinstance(section, Question) else shipped_name
+    return {**settings, **models, "question": shipped(name).sha256}
 
 
 def wrong_question(section: Question, place: Location) -> Iterator[tuple[Location, str]]:
-    """A schema or a template that is none, or a template that asks for what it is not given."""
+    """Yield an invalid schema or template, or a template with unknown variables."""
     from gristmill.dataprep.llm.judge import GIVEN
     from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
     from gristmill.dataprep.llm.prompting import json_schema_problem
@@ -43,7 +41,7 @@ def wrong_question(section: Question, place: Location) -> Iterator[tuple[Locatio
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """What is wrong with the question."""
+    """Yield problems with the question."""
     step = manifest.steps[name]
     assert isinstance(step.config, Judge)
     yield from wrong_question(step.config, ("prepare", list(manifest.steps).index(name), step.stage))
@@ -58,6 +56,6 @@ STAGE = Stage(
     columns=lambda section: section.measured,
     recipe=asked_recipe,
     preflight=preflight,
-    pace="a model's answers take as long as its server is busy",
+    pace="the speed of a model's answers depends on its server",
     report=("gristmill.flows.report.asked_sections:judges",),
 )

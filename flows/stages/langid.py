@@ -1,4 +1,4 @@
-"""`langid`: finds the language of each document, and drops those that are not wanted."""
+"""`langid`: identifies the language of each document, and drops other languages than the kept ones."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gristmill.mixtures.steps.langid import LanguageId
 
 
 def columns(section: LanguageId) -> Iterable[str]:
-    """The language, how sure the model is of it, and what was counted of lines."""
+    """Return the columns for the language, the model's confidence, and the measurements of lines."""
     lines = ["line_languages", "line_language_share", "language_lines_cut", "language_lines_left"]
     return ["language", "language_score", "script", *(lines if section.lines else []), "edits"]
 
 
 def leaves_out(section: LanguageId) -> Collection[str]:
-    """The path of lid.176, which is one pinned file wherever it lies."""
+    """Return the key of lid.176's path, which is one pinned file in any place."""
     from gristmill.dataprep.fasttext.fasttext_models import is_other_model
 
     return () if is_other_model(section.model) else ("model",)
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Languages that the model does not know, where it is here."""
+    """Yield languages that the model does not know, if the model is available."""
     section = manifest.steps[name].config
     assert isinstance(section, LanguageId)
     yield from unknown_languages(section, ("prepare", list(manifest.steps).index(name)))
 
 
 def unknown_languages(section: LanguageId, place: Location) -> Iterator[tuple[Location, str]]:
-    """Languages of a step, whose place is told, that its model does not know, where that is here."""
+    """Yield languages of a step that its model does not know, if the model is available; `place` locates the step."""
     from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
 
     if (labels := known_labels(section)) is None:
@@ -42,7 +42,7 @@ def unknown_languages(section: LanguageId, place: Location) -> Iterator[tuple[Lo
 
 
 def model_name(section: LanguageId) -> str:
-    """What the model is called in messages."""
+    """Return the model's name in messages."""
     return "lid.176" if section.model is None else PurePath(section.model).name
 
 

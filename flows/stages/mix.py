@@ -1,4 +1,4 @@
-"""`mix`: weighs the sources, shuffles their documents and packs them into rows."""
+"""`mix`: weights the sources, shuffles their documents and packs them into rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gristmill.mixtures.mix import uses_own_weights
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section, with what of each source counts in a mixture."""
+    """Return the section, with the keys of each source that affect a mixture."""
     if manifest.mix is None:
         return None
     sources = {
@@ -20,18 +20,18 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     }
     dumped = dump(manifest.mix, "seed")
     mix = name_outside_files(dumped, manifest.mix, verify)
-    told = {} if mix == dumped else {"mix": dumped}
+    arguments = {} if mix == dumped else {"mix": dumped}
     recipe = {"mix": mix, "sources": sources, "seed": seed_of(manifest.mix, manifest)}
     if uses_own_weights(manifest.mix.model_dump()):
-        return recipe, told
-    weighed = {
+        return recipe, arguments
+    unweighted_sources = {
         name: {key: value for key, value in source.items() if key != "weight"} for name, source in sources.items()
     }
-    return {**recipe, "sources": weighed}, {**told, "sources": sources}
+    return {**recipe, "sources": unweighted_sources}, {**arguments, "sources": sources}
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Every `where` and `epochs` of the sources that is not of the grammar, or names a column that nothing measures."""
+    """Yield each invalid `where` and `epochs` of the sources, also if it has a column that nothing measures."""
     expressions = [
         (("sources", source, key), expression)
         for source, section in manifest.sources.items()

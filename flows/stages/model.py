@@ -1,4 +1,4 @@
-"""`model`: takes a model that was trained elsewhere, for the stages that tune, measure or export one."""
+"""`model`: takes a model that was trained elsewhere, for stages that tune, measure or export it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The files of its folder."""
+    """Return the listing of the model's folder."""
     if manifest.model is None:
         return None
-    told = dump(manifest.model)
-    return name_outside_files(told, manifest.model, verify), told
+    settings = dump(manifest.model)
+    return name_outside_files(settings, manifest.model, verify), settings
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A model that this decoder cannot run."""
+    """Yield an error for a model that this decoder cannot run."""
     assert manifest.model is not None
     message = why_no_model(manifest.model.path, tokenizer_of(manifest))
     if message is not None:

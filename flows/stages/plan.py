@@ -1,8 +1,8 @@
-"""The plan of a manifest: its stages in their order, each with the fingerprint that is known before anything runs.
+"""The plan of a manifest: its stages in order, each with the fingerprint that is known before anything runs.
 
 A fingerprint is the hash of the stage's name and version, of its recipe (the part of the manifest, and the listing of
-outside files, that can change its result) and of the fingerprints of its inputs. How the work is done (workers,
-ranks, runner, absolute paths) is in no fingerprint.
+outside files, that can change its result) and of the fingerprints of its inputs. Settings of the execution (workers,
+ranks, runner, absolute paths) are not in any fingerprint.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gristmill.mixtures.sources import INGEST
 
 @dataclass(frozen=True)
 class Node:
-    """One stage of one plan.
+    """One stage of a plan.
 
     Attributes:
-        stage: what kind of work it is.
-        fingerprint: names its output.
-        recipe: what of the manifest is in the fingerprint.
-        config: what its function gets.
+        stage: its description.
+        fingerprint: identifier of its output.
+        recipe: part of the manifest that is in the fingerprint.
+        config: argument of its function.
         inputs: name of a stage of the plan -> its fingerprint, in the order of the pipeline.
-        edits: the stages among the inputs whose edits are applied to texts, in that order.
-        called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name, and of
-            a stage with `instances`.
-        settings: of a step of `prepare`, as the manifest has them.
+        edits: the inputs whose edits are applied to texts, in that order.
+        called: its name if that is not the stage's: for a repeated or named step of `prepare`, and for a stage with
+            `instances`.
+        settings: settings of a step of `prepare`, as in the manifest.
         alias: identity of the earlier output whose files equal this one's; empty if this output has its own.
-        kept_version: version of the stage that made the output, if a run keeps it over a version change.
+        kept_version: version of the stage that wrote the output, if a run keeps it across a version change.
     """
 
     stage: Stage
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What it is called in the plan, the store and everything that is shown."""
+        """Its name in the plan, in the store and for users."""
         return self.called or self.stage.name
 
     @property
@@ -63,12 +63,12 @@ class Node:
 
     @property
     def own_fingerprint(self) -> str:
-        """The fingerprint of what the present version of the stage makes, whatever output is kept."""
+        """The fingerprint of the output of the stage's present version, whatever output is kept."""
         return fingerprint(self.stage, dict(self.recipe), self.inputs)
 
     @property
     def uses_workers(self) -> bool:
-        """Whether it does its work on as many of `engine.workers` as it gets."""
+        """True if its work is divided among `engine.workers`."""
         return self.stage.judges or (self.stage.parallel and not self.stage.is_short(dict(self.recipe)))
 
 
@@ -77,12 +77,12 @@ Plan = dict[str, Node]
 
 
 class UnknownStageError(ValueError):
-    """A stage was named that the manifest does not have."""
+    """The manifest does not have the named stage."""
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A stage as a manifest has it."""
+    """A stage with its place in a manifest."""
 
     name: str
     stage: Stage
@@ -110,36 +110,36 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
 
 
 def add_later_stages(plan: Plan, manifest: Manifest, settle: Callable[[Node], Node]) -> Plan:
-    """A plan that ends early with the later stages of its manifest, of which questions can be asked.
+    """Return a plan that ends early, extended by the later stages of its manifest, for questions about them.
 
-    Sources are not looked at; stages whose outside files are gone are left out.
+    Sources are not read; stages whose outside files are missing are left out.
 
     Args:
         plan: stages of the manifest.
-        manifest: the whole.
-        settle: see `settle_plan`; called with what is added.
+        manifest: the whole manifest.
+        settle: see `settle_plan`; called with each added node.
     """
-    whole = dict(plan)
+    extended = dict(plan)
     for placed in _placed(manifest):
-        if placed.name in whole or placed.name == INGEST or placed.stage.judges:
+        if placed.name in extended or placed.name == INGEST or placed.stage.judges:
             continue
         try:
             configured = placed.configure(False)
         except (OSError, ValueError):
             continue
         if configured is not None:
-            whole[placed.name] = settle(_node(placed, configured, whole, manifest))
-    return whole
+            extended[placed.name] = settle(_node(placed, configured, extended, manifest))
+    return extended
 
 
 def _node(placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest) -> Node:
     recipe, arguments = configured
     inputs = {name: plan[name].identity for name in placed.needs if name in plan}
     edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
-    named = fingerprint(placed.stage, recipe, inputs)
-    called = placed.name if placed.name != placed.stage.name else ""
-    config = {**recipe, **arguments} if placed.settings is None else arguments  # a step gets all its settings
-    return Node(placed.stage, named, recipe, config, inputs, edits, called, placed.settings)
+    node_fingerprint = fingerprint(placed.stage, recipe, inputs)
+    instance_name = placed.name if placed.name != placed.stage.name else ""
+    config = {**recipe, **arguments} if placed.settings is None else arguments  # a step receives all its settings
+    return Node(placed.stage, node_fingerprint, recipe, config, inputs, edits, instance_name, placed.settings)
 
 
 def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:
@@ -151,22 +151,22 @@ def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:
     """
     settled: Plan = {}
     for name, node in plan.items():
-        inputs = {each: settled[each].identity for each in node.inputs}
-        own = replace(node, inputs=inputs, alias="", kept_version=None)
-        settled[name] = settle(replace(own, fingerprint=own.own_fingerprint))
+        inputs = {input_name: settled[input_name].identity for input_name in node.inputs}
+        resolved = replace(node, inputs=inputs, alias="", kept_version=None)
+        settled[name] = settle(replace(resolved, fingerprint=resolved.own_fingerprint))
     return settled
 
 
 def present_stages(manifest: Manifest) -> list[str]:
-    """The names of a manifest's stages, in the order in which they run, whether or not its data are there yet."""
-    found = []
+    """Return the names of a manifest's stages, in the order in which they run, even if their data do not exist yet."""
+    names = []
     for placed in _placed(manifest):
         try:
             if placed.configure(False) is not None:
-                found.append(placed.name)
-        except (OSError, ValueError):  # a file that it wants is missing, which it only is where the stage is present
-            found.append(placed.name)
-    return found
+                names.append(placed.name)
+        except (OSError, ValueError):  # a file is missing that the stage needs, so the stage is present
+            names.append(placed.name)
+    return names
 
 
 def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
@@ -179,33 +179,34 @@ def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
 
 
 def _placed(manifest: Manifest) -> list[_Placed]:
-    """All stages, each behind those that it needs; where that leaves a choice, in the order of the registry."""
+    """Return all stages, each after those that it needs, and otherwise in the order of the registry."""
     waiting = list(_listed(manifest))
     placed: list[_Placed] = []
     while waiting:
-        names = {one.name for one in waiting}
-        ready = next((one for one in waiting if not names & set(one.needs)), None)
+        names = {entry.name for entry in waiting}
+        ready = next((entry for entry in waiting if not names & set(entry.needs)), None)
         if ready is None:
-            raise ValueError(f"the stages {', '.join(sorted(names))} need each other in a circle")
+            raise ValueError(f"the stages {', '.join(sorted(names))} need each other in a cycle")
         waiting.remove(ready)
         placed.append(ready)
     return placed
 
 
 def _listed(manifest: Manifest) -> Iterator[_Placed]:
-    """All stages in the order of the registry, the steps of `prepare` in that of the manifest behind the documents."""
+    """Yield all stages in the order of the registry, with the steps of `prepare` in the manifest's order after
+    ingest."""
     for stage in STAGES.values():
         if stage.judges:
             continue
-        alone = {stage.name: manifest} if stage.instances is None else stage.instances(manifest)
-        for name, part in alone.items():
+        instances = {stage.name: manifest} if stage.instances is None else stage.instances(manifest)
+        for name, part in instances.items():
             yield _Placed(name, stage, stage.needs(part), partial(stage.configure, part))
         if stage.name != INGEST:
             continue
         before = [INGEST]
         for name, step in manifest.steps.items():
-            of_step = STAGES[step.stage]
+            step_stage = STAGES[step.stage]
             yield _Placed(
-                name, of_step, tuple(before), partial(step_recipe, of_step, step.config, manifest), step.config
+                name, step_stage, tuple(before), partial(step_recipe, step_stage, step.config, manifest), step.config
             )
             before.append(name)

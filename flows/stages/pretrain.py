@@ -17,21 +17,22 @@ from gristmill.mixtures.training import Pretrain
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The whole section."""
+    """Return the whole section."""
     if manifest.pretrain is None:
         return None
-    recipe, told = recipe_of("pretrain", manifest.pretrain, manifest, verify)
+    recipe, arguments = recipe_of("pretrain", manifest.pretrain, manifest, verify)
     if manifest.pretrain.model.init_from is not None:
-        # A model that was trained on longer rows keeps its context; it once got the length of these.
+        # A model that was trained on longer rows keeps its context; earlier it got the length of these rows.
         files = {"files": recipe["model"]["init_from"], "context": "kept"}
         recipe["model"] = {**recipe["model"], "init_from": files}
-    return recipe, told
+    return recipe, arguments
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A model that no training can begin with, or a tokenizer without the special tokens that the objective needs."""
+    """Yield a model that cannot be trained further, or a tokenizer without the special tokens of the objective."""
     assert manifest.pretrain is not None
-    folder, masked = manifest.pretrain.model.init_from, manifest.pretrain.masked
+    folder = manifest.pretrain.model.init_from
+    masked = manifest.pretrain.masked
     length = None if manifest.mix is None else manifest.mix.sequence_length
     message = None if folder is None else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind, length)
     if message is not None:
@@ -42,11 +43,15 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
         problem = lacking(spans[1], manifest.mix.sequence_length, lambda name: tokenizer.token_to_id(name) is not None)
         if problem is not None:
             yield ("pretrain", spans[0]), problem
-    if masked is not None and tokenizer is not None and all(tokenizer.token_to_id(one) is None for one in MASK_TOKENS):
+    if (
+        masked is not None
+        and tokenizer is not None
+        and all(tokenizer.token_to_id(name) is None for name in MASK_TOKENS)
+    ):
         yield (
             ("pretrain", "masked"),
             (
-                f"needs a mask token, and {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
+                f"needs a mask token, but {manifest.tokenizer.path} has none of "  # type: ignore[union-attr]
                 f"{', '.join(MASK_TOKENS)}: name one in tokenizer.special_tokens"
             ),
         )
@@ -55,10 +60,11 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 def why_no_model(
     path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder", length: int | None = None
 ) -> str | None:
-    """The reason why a model cannot be run here, with a tokenizer, or on rows of so many tokens; None if it can."""
+    """Return the reason why a model cannot run here, with a tokenizer, or on rows of `length` tokens; None if it
+    can."""
     folder = as_path(path)
     if not folder.exists():
-        return None  # it is among the missing files
+        return None  # it is reported as a missing file
     from gristmill.train.models.weights import check_model
 
     try:
@@ -67,23 +73,18 @@ def why_no_model(
             replace(shape, sequence_length=max(shape.sequence_length, length))
     except (OSError, ValueError) as error:
         return str(error)
-    ids = _ids_of(tokenizer)
-    if ids is not None and ids > shape.vocab_size:
+    external_tokenizer = _given_tokenizer(tokenizer)
+    num_ids = None if external_tokenizer is None else external_tokenizer.get_vocab_size()
+    if num_ids is not None and num_ids > shape.vocab_size:
         return (
-            f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {ids}; give the model's own "
+            f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {num_ids}; give the model's own "
             "tokenizer as tokenizer.path, and a chat template of its own special tokens (tokenizer.chat_template)"
         )
     return None
 
 
-def _ids_of(tokenizer: Tokenizer | None) -> int | None:
-    """How many ids a tokenizer that is given has; None of one that is learnt, or that cannot be read."""
-    found = _given_tokenizer(tokenizer)
-    return None if found is None else found.get_vocab_size()
-
-
 def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
-    """A tokenizer that is given, with the special tokens that it gets; None of one that is learnt or cannot be read."""
+    """Return an external tokenizer with its added special tokens; None if it is trained here or cannot be read."""
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external, read_template
 
     if tokenizer is None or tokenizer.path is None or not as_path(tokenizer.path).is_file():
@@ -92,7 +93,7 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
         with_chat = read_template(tokenizer) is not None
         return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat, tokenizer.end_of_text)
     except TokenizerError:
-        return None  # its own stage says so
+        return None  # the stage `tokenizer` reports it
 
 
 STAGE = training(

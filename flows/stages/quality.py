@@ -1,4 +1,4 @@
-"""`quality`: scores documents by a classifier, by perplexity or by heuristics, and drops the worst."""
+"""`quality`: scores documents with a classifier, by perplexity or by heuristics, and drops the worst."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from gristmill.mixtures.steps.quality import Quality
 from gristmill.mixtures.yaml_text import did_you_mean
 
 
-def recipe(section: Quality, named: Recipe) -> Recipe:
-    """The settings, and who scores by an ARPA file, and what of a classifier's rows is added up: by rounding, the
-    results of another scorer, or of another sum, differed."""
+def recipe(section: Quality, settings: Recipe) -> Recipe:
+    """Return the settings, with marks for the scorer of an ARPA file and for how a classifier sums its rows, since
+    rounding differs between scorers and between sums."""
     if section.perplexity is not None and section.perplexity.kenlm is not None:
-        named = {**named, "perplexity": {**named["perplexity"], "scored_by": "kenlm"}}
+        settings = {**settings, "perplexity": {**settings["perplexity"], "scored_by": "kenlm"}}
     if section.classifier is not None:
-        named = {**named, "classifier": {**named["classifier"], "summed_by": "product"}}
+        settings = {**settings, "classifier": {**settings["classifier"], "summed_by": "product"}}
     if section.judge is not None and section.judge.model is not None:
-        named = {**named, "judge": asked_recipe(section.judge, named["judge"])}
-    return named
+        settings = {**settings, "judge": asked_recipe(section.judge, settings["judge"])}
+    return settings
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A judge's column that no step before measures; what is wrong with the question that a judge is asked."""
+    """Yield a judge's column that no earlier step measures, and problems with a judge's question."""
     from gristmill.dataprep.where_sql import names_of
 
-    section, number = manifest.steps[name].config, list(manifest.steps).index(name)
+    section = manifest.steps[name].config
+    number = list(manifest.steps).index(name)
     assert isinstance(section, Quality)
     if section.judge is None:
         return
@@ -35,20 +36,20 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     if section.judge.model is not None:
         yield from wrong_question(section.judge, place)
     before = names_of({step: measured[step] for step in list(manifest.steps)[:number]})
-    known = [column for columns in before.values() for column in columns.values()]
+    known_columns = [column for columns in before.values() for column in columns.values()]
     column = section.judge.column
-    if column is not None and column not in known:
+    if column is not None and column not in known_columns:
         yield (
             (*place, "column"),
             (
-                f"no step before measures {column!r}{did_you_mean(column, known)}; there are "
-                f"{', '.join(known) or 'none'}"
+                f"no earlier step measures {column!r}{did_you_mean(column, known_columns)}; there are "
+                f"{', '.join(known_columns) or 'none'}"
             ),
         )
 
 
 def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
-    """What trains a classifier of fastText's kind, and what scores by an n-gram model that is given."""
+    """Yield the libraries that train a fastText classifier, and that score with an external n-gram model."""
     if section.distil == "fasttext" or (section.classifier is not None and section.classifier.model is None):
         yield "", "fasttext"
     if section.perplexity is not None and section.perplexity.kenlm is not None:

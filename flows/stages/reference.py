@@ -1,4 +1,4 @@
-"""`reference`: asks the model that preferences are learned from how likely it finds the answers."""
+"""`reference`: computes the log-probabilities of the answers under the model from which preferences are learned."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """What the starting model's log-probabilities depend on besides it and the answers."""
+    """Return the settings that determine the starting model's log-probabilities, besides model and answers."""
     section = manifest.dpo
     if section is None:
         return None
-    # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
-    # Single answers are other work than pairs; all other losses share one recipe.
-    told: Recipe = {"answers": True} if section.loss == "kto" else {}
+    # The size of a forward pass does not change results, and this stage does not compute losses. Single answers are
+    # encoded differently from pairs; all other losses share one recipe.
+    settings: Recipe = {"answers": True} if section.loss == "kto" else {}
     if section.lora is not None and section.lora.base is not None:
-        told["rounded"] = {"base": section.lora.base, "targets": section.lora.targets}
-    return {"precision": section.precision, **told}, {"micro_batch_size": section.micro_batch_size}
+        settings["rounded"] = {"base": section.lora.base, "targets": section.lora.targets}
+    return {"precision": section.precision, **settings}, {"micro_batch_size": section.micro_batch_size}
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The answers, and the model that preferences are learned from."""
+    """Return the answers, and the model from which preferences are learned."""
     return ["dpo_data", model_before("dpo", manifest)]
 
 

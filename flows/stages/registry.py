@@ -1,7 +1,7 @@
-"""All stages there are: the one place that collects them.
+"""The registry of all stages.
 
-A stage of a file in this folder is listed in `ORDER`; one from elsewhere is added with `register`. Whoever must know
-something of stages asks `STAGES`, or a plan's nodes.
+A stage of a file in this folder is listed in `ORDER`; one from elsewhere is added with `register`. Other code asks
+`STAGES`, or a plan's nodes, for facts on stages.
 """
 
 from __future__ import annotations
@@ -89,66 +89,65 @@ ORDER = (
     evaluate,
     export,
 )
-"""The stages in the order in which they are listed, and run where nothing asks for another: steps of `prepare` run in
-the manifest's, and a stage that needs a later one comes behind that."""
+"""The stages in the order in which they are listed, and in which they run unless their needs require another: steps of
+`prepare` run in the manifest's order, and a stage that needs a later one runs after it."""
 STAGES: dict[str, Stage] = {}
 """Name -> stage."""
 
 
 LAST = export.STAGE.name
-"""The last stage of all."""
+"""Name of the last stage."""
 TOKENIZER, TOKENIZE, MIX, TEXT_INDEX, PRETRAIN = (
     module.STAGE.name for module in (tokenizer, tokenize, mix, text_index, pretrain)
 )
-"""Those that whole pages are about: the tokenizer, the tokens of all documents, the packed set, its index, the training
-on it."""
+"""Names of stages that have whole pages: the tokenizer, the tokens of all documents, the packed set, its index, the
+training on it."""
 
 
 class StageNameError(ValueError):
-    """A stage was registered under a name that is taken, or added behind none."""
+    """A stage was registered under an existing name, or after a stage that does not exist."""
 
 
 def register(stage: Stage, behind: str = INGEST) -> None:
-    """Add a stage, which then may stand in a manifest, run, and be asked about like those of gristmill.
+    """Add a stage, which can then be used in a manifest, run, and queried like those of gristmill.
 
     Args:
-        stage: a step of `prepare`, or one with a `configure` of its own.
-        behind: the stage behind which it is listed.
+        stage: a step of `prepare`, or a stage with its own `configure`.
+        behind: name of the stage after which it is listed.
 
     Raises:
-        StageNameError: there is a stage of this name, or none to stand behind.
+        StageNameError: the name is taken, or the stage `behind` does not exist.
     """
-    if stage.name in STAGES or behind not in STAGES:
-        raise StageNameError(
-            f"there is a stage {stage.name!r} already"
-            if stage.name in STAGES
-            else f"there is no stage {behind!r} to stand behind; there are {', '.join(STAGES)}"
-        )
-    listed = list(STAGES.items())
+    if stage.name in STAGES:
+        raise StageNameError(f"there is already a stage {stage.name!r}")
+    if behind not in STAGES:
+        raise StageNameError(f"there is no stage {behind!r}; there are {', '.join(STAGES)}")
+    items = list(STAGES.items())
     place = list(STAGES).index(behind) + 1
     STAGES.clear()
-    STAGES.update([*listed[:place], (stage.name, stage), *listed[place:]])
+    STAGES.update([*items[:place], (stage.name, stage), *items[place:]])
     _let_stand(stage)
 
 
 def unregister(name: str) -> None:
-    """Take a stage away again."""
+    """Remove a registered stage."""
     if STAGES.pop(name).section is not None:
         unregister_step(name)
 
 
 def measured_by(step: Step) -> list[str]:
-    """The columns that a step may write: all that it writes, and perhaps some that its inputs leave out (`script`,
-    for a language model whose labels name none).
-    """
+    """Return the columns that a step may write; some may be missing from its output (`script`, for a language model
+    whose labels have none)."""
     return list(dict.fromkeys(STAGES[step.stage].columns(step.config)))
 
 
 def instances_of(manifest: Manifest) -> dict[str, Stage]:
-    """What a manifest asks for several times beside `prepare`, by the names that it has there."""
-    return {
-        name: stage for stage in STAGES.values() if stage.instances is not None for name in stage.instances(manifest)
-    }
+    """Return the repeatable stages of a manifest besides `prepare`, by the names of their instances."""
+    stages: dict[str, Stage] = {}
+    for stage in STAGES.values():
+        if stage.instances is not None:
+            stages |= dict.fromkeys(stage.instances(manifest), stage)
+    return stages
 
 
 def _let_stand(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""`rl`: trains a model by rewards for its own answers."""
+"""`rl`: trains a model with rewards for its own answers."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from gristmill.mixtures.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section, with what identifies the reward models of other paths."""
+    """Return the section, with the listings of reward models and tools at other paths."""
     from gristmill.dataprep.reading.sources import outside_listing
 
-    found = whole("rl")(manifest, verify)
-    if found is None:
+    configured = whole("rl")(manifest, verify)
+    if configured is None:
         return None
-    recipe, told = found
-    # Which model begins is among the inputs.
+    recipe, arguments = configured
+    # The starting model is among the inputs.
     del recipe["start_from"]
-    rewards = [
-        {**one, "path": outside_listing(f"rl.rewards.{number}.path", one["path"], verify)} if one.get("path") else one
-        for number, one in enumerate(recipe["rewards"])
-    ]
-    named, given = {**recipe, "rewards": rewards}, {**told, "rewards": recipe["rewards"]}
-    if "tools" in recipe:
-        named["tools"] = [
-            {**one, "path": outside_listing(f"rl.tools.{number}.path", one["path"], verify)} if one.get("path") else one
-            for number, one in enumerate(recipe["tools"])
+    named_recipe = dict(recipe)
+    named_arguments = dict(arguments)
+    for key in ("rewards", "tools"):
+        if key not in recipe:
+            continue
+        named_arguments[key] = recipe[key]
+        named_recipe[key] = [
+            {**entry, "path": outside_listing(f"rl.{key}.{number}.path", entry["path"], verify)}
+            if entry.get("path")
+            else entry
+            for number, entry in enumerate(recipe[key])
         ]
-        given["tools"] = recipe["tools"]
-    return named, given
+    return named_recipe, named_arguments
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The model that begins, the model of rewards where one is asked, and the documents that a tool looks through."""
+    """Return the starting model, a reward model of this manifest if used, and the documents that a tool searches."""
     if manifest.rl is None:
         return []
-    asked = manifest.rl.start_from
-    start = model_before("rl", manifest) if asked == "auto" else asked
-    models = ["reward"] if any(one.kind == "model" and one.path is None for one in manifest.rl.rewards) else []
+    start_from = manifest.rl.start_from
+    start = model_before("rl", manifest) if start_from == "auto" else start_from
+    models = ["reward"] if any(entry.kind == "model" and entry.path is None for entry in manifest.rl.rewards) else []
     searched = (
         [INGEST, *manifest.steps]
-        if any(isinstance(one, SearchTool) and one.path is None for one in manifest.rl.tools)
+        if any(isinstance(entry, SearchTool) and entry.path is None for entry in manifest.rl.tools)
         else []
     )
     return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A sandbox that this machine lacks."""
+    """Yield an error for a sandbox that this machine does not support."""
     from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
 
     for number, tool in enumerate(manifest.rl.tools if manifest.rl is not None else ()):

@@ -1,4 +1,4 @@
-"""What all recipes are made of: the settings of a section, with outside files named by what identifies them."""
+"""Building blocks of recipes: the settings of a section, with outside files replaced by listings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
-    """The settings of a section as JSON, without `leave_out`."""
+    """Return the settings of a section as JSON, without `leave_out`."""
     return section.model_dump(mode="json", exclude=set(leave_out), context=RECIPE)
 
 
 def seed_of(section: Any, manifest: Manifest) -> int:
-    """The seed of a section, which is the manifest's where it has none of its own."""
+    """Return the seed of a section; the manifest's if it has none."""
     return manifest.seed if section.seed is None else section.seed
 
 
 def reads_of(manifest: Manifest) -> Recipe:
-    """What decides which rows pre-training reads, for stages that ask about those."""
+    """Return the settings that determine the rows that pre-training reads, for stages that analyse them."""
     from gristmill.mixtures.training import READING_KEYS
 
     section = manifest.pretrain
@@ -33,7 +33,7 @@ def reads_of(manifest: Manifest) -> Recipe:
 
 
 def step_recipe(stage: Stage, section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """The recipe of a step, of documents' preparation or of examples', and what its function gets."""
+    """Return the recipe of a step on documents or examples, and the argument of its function."""
     seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
     config = {**dump(section), **seed}
     left_out = tuple(stage.leaves_out(section))
@@ -41,7 +41,7 @@ def step_recipe(stage: Stage, section: Judging, manifest: Manifest, verify: bool
 
 
 def name_outside_files(recipe: Recipe, section: Section, verify: bool, left_out: Sequence[str] = ()) -> Recipe:
-    """The recipe with every outside path, but those left out, replaced by what identifies the files that it names."""
+    """Return the recipe with the listing of its files in place of every outside path, except those left out."""
     from gristmill.dataprep.reading.sources import outside_listing
 
     named: Recipe = deepcopy(recipe)
@@ -49,19 +49,19 @@ def name_outside_files(recipe: Recipe, section: Section, verify: bool, left_out:
         if location[0] in left_out:
             continue
         *parents, last = location
-        at: Any = named
+        parent: Any = named
         for part in parents:
-            at = at[part]
-        at[last] = outside_listing(".".join(map(str, location)), path, verify)
+            parent = parent[part]
+        parent[last] = outside_listing(".".join(map(str, location)), path, verify)
     return named
 
 
 def dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
-    """Some settings of a section, outside files by what identifies them."""
+    """Return some settings of a section, with listings in place of outside files."""
     named = name_outside_files(dump(section), section, verify)
     return {key: named[key] for key in keys}
 
 
 def without(item: Recipe, *keys: str) -> Recipe:
-    """The settings other than some."""
+    """Return the settings except some."""
     return {key: value for key, value in item.items() if key not in keys}

@@ -12,38 +12,39 @@ from gristmill.mixtures.posttraining import Tuning
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """What the training on packed examples depends on besides them."""
-    found = part_of_section(manifest, verify, lambda key, of_data: not of_data or key == "seed")
-    if found is None:
+    """Return the settings that determine the training on packed examples."""
+    configured = part_of_section(manifest, verify, lambda key, of_data: not of_data or key == "seed")
+    if configured is None:
         return None
-    recipe, told = found
+    recipe, arguments = configured
     if recipe["ewc"] is not None:
         recipe |= reads_of(manifest)
     distill = recipe.pop("distill")
     if distill is None:
-        return recipe, told
-    # The teacher is what the stage of that name made of it.
-    mixed = {key: distill[key] for key in ("kind", "beta", "weight")}
-    return {**recipe, "distill": mixed}, {**told, "distill": distill}
+        return recipe, arguments
+    # The output of the stage `teacher` identifies the teacher.
+    mixing = {key: distill[key] for key in ("kind", "beta", "weight")}
+    return {**recipe, "distill": mixing}, {**arguments, "distill": distill}
 
 
 def part_of_section(
     manifest: Manifest, verify: bool, is_wanted: Callable[[str, bool], bool]
 ) -> tuple[Recipe, Recipe] | None:
-    """The keys of the section `sft` that its data, or its training, depends on.
+    """Return the keys of the section `sft` that its data, or its training, depend on.
 
     Args:
-        is_wanted: (key, whether it is one of the data's) -> whether it is.
+        is_wanted: (key, True if it is one of the data's) -> True if it is included.
     """
     from gristmill.mixtures.posttraining import SftData
 
-    found = whole("sft")(manifest, verify)
-    if found is None:
+    configured = whole("sft")(manifest, verify)
+    if configured is None:
         return None
-    recipe, told = (
-        {key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)} for part in found
+    recipe, arguments = (
+        {key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)}
+        for part in configured
     )
-    return recipe, told
+    return recipe, arguments
 
 
 STAGE = training(

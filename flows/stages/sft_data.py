@@ -1,4 +1,4 @@
-"""`sft_data`: encodes conversations and packs them into rows, perhaps with rows of pre-training among them."""
+"""`sft_data`: encodes conversations and packs them into rows, optionally mixed with rows of pre-training."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """What the packed examples depend on."""
-    found = part_of_section(manifest, verify, lambda key, of_data: of_data or key == "seed")
-    if found is None or manifest.sft is None or not manifest.sft.replay:
-        return found
-    return {**found[0], **reads_of(manifest)}, found[1]
+    """Return the settings that determine the packed examples."""
+    configured = part_of_section(manifest, verify, lambda key, of_data: of_data or key == "seed")
+    if configured is None or manifest.sft is None or not manifest.sft.replay:
+        return configured
+    recipe, arguments = configured
+    return {**recipe, **reads_of(manifest)}, arguments
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The examples; and pre-training, where rows of it are replayed and it alone knows which of them it has read."""
+    """Return the examples, and pre-training if its rows are replayed and only it knows which of them it has read."""
     sft, pretrain = manifest.sft, manifest.pretrain
-    is_open = pretrain is not None and (
+    has_unknown_reads = pretrain is not None and (
         pretrain.early_stopping is not None or pretrain.spikes.rollback_after is not None
     )
-    replays = ["pretrain"] if sft is not None and sft.replay and is_open else []
+    replays = ["pretrain"] if sft is not None and sft.replay and has_unknown_reads else []
     return ["sft_prepare", *made_sets(sft), *data_needs(manifest), *replays]
 
 

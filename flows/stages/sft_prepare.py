@@ -1,4 +1,4 @@
-"""`sft_prepare`: drops examples of fine-tuning by steps that judge them as documents are judged."""
+"""`sft_prepare`: drops fine-tuning examples by steps that judge them like documents."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is known of a kind of work: one `Stage` per file of this folder, collected by `registry.py`.
+"""Description of a kind of work: one `Stage` per file of this folder, collected by `registry.py`.
 
-A step of `prepare` says its `name`, `version`, `run`, `section` and `columns`; any other stage `configure` and `needs`
-instead of the last two. All else has a default that is right for a stage which does nothing special.
+A step of `prepare` sets its `name`, `version`, `run`, `section` and `columns`; any other stage sets `configure` and
+`needs` instead of the last two. All other attributes have defaults that suit a stage without special needs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gristmill.mixtures.training import Training
 
 Recipe = dict[str, Any]
-"""What of a manifest can change a stage's output, as JSON; or what its function gets besides."""
+"""Settings that can change a stage's output, as JSON; or the further arguments of its function."""
 Configure = Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
-"""(manifest, whether to hash the content of outside files) -> the recipe and what else the function gets, or None
-where the manifest switches the stage off."""
+"""(manifest, True to hash the content of outside files) -> the recipe and the further arguments of the function, or
+None if the manifest disables the stage."""
 Needs = Callable[[Manifest], list[str]]
-"""The names of what a stage reads; those that are switched off are left out."""
+"""Names of the stages that a stage reads; disabled ones are ignored."""
 Location = tuple[str | int, ...]
 Preflight = Callable[[Manifest, str, Mapping[str, Sequence[str]]], Iterator[tuple[Location, str]]]
 """See `Stage.preflight`."""
@@ -35,44 +35,48 @@ class Stage:
     """A kind of work.
 
     Attributes:
-        name: what users call it; of a step of `prepare` also its key there.
+        name: name for users; for a step of `prepare` also its key there.
         version: raised whenever the same recipe gives an output with another meaning or other bytes.
-        run: `module:function`, imported in the stage's own process only.
-        imports: modules that its work imports where it uses them: (settings of a step) -> names. The process that
-            stages are forked from has them ready.
-        configure: what it reads of the manifest; of a step of `prepare` always its settings.
-        instances: of what a manifest may ask for several times beside `prepare`: its names there -> the manifest with
-            that one alone, which is what `configure` and `needs` get.
-        needs: which stages' outputs it reads; of a step always the documents and the steps before it.
+        run: `module:function`, imported only in the stage's own process.
+        imports: modules that its work imports lazily: (settings of a step) -> names. The process from which stages are
+            forked has them preloaded.
+        configure: the settings that it reads from the manifest; for a step of `prepare` always its own.
+        instances: for a stage that may occur several times besides `prepare`: its names -> the manifest with only that
+            instance, which `configure` and `needs` receive.
+        needs: stages whose outputs it reads; for a step always the documents and the steps before it.
         launch: a plain process, or torchrun on every rank.
-        needs_torch: whether it computes with a model, for which the extra `train` is installed.
-        needs_libraries: those of extras that it cannot do without besides torch: (settings of a step, or the manifest)
-            -> the key that asks for each, empty where the stage itself does, and its name in `EXTRA_OF` of
+        needs_torch: True if it computes with a model, for which the extra `train` is installed.
+        needs_libraries: libraries of extras that it requires besides torch: (settings of a step, or the manifest) ->
+            the
+            key that requires each, empty for the stage itself, and its name in `EXTRA_OF` of
             flows/running/missing_libraries.py.
-        section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
-        columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
-            or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
-        leaves_out: of a step, settings that name a file which is the same wherever it lies: they are no part of its
-            recipe, and nothing need be there beforehand.
-        recipe: of a step, what its recipe says: (settings, these as JSON with outside files by what identifies them).
-        rules: of a step, `module:function` of those that `whatif` can try with other bounds; `rules_of` in
-            dataprep/whatif_thresholds.py says what it gets. `ranking`: the same of one that compares documents with each other.
-        parallel: whether its work is cut into shards for `engine.workers`; that of a step of `prepare` always is.
-        is_short: of such a stage, whether by this recipe there is nothing to cut.
-        asks: the part of a manifest that has the language models which it asks; those of a step are in its settings.
-        preflight: what is wrong beforehand with what its section says: (manifest, its name there, step of `prepare` ->
-            the columns that it may measure) -> places and messages.
-        trained: of a training whose steps can be traced, the model of its recipe.
-        rows: of such a training, what each row that it reads is made of.
-        makes_model: whether its output is a model that text can be generated with.
-        of_examples: whether it prepares examples of tuning, by steps of its own.
-        pace: why a sample of documents cannot tell how long it takes; None where it can.
+        section: for a step of `prepare`, the model of its settings; other stages have a section of the manifest.
+        columns: for a step, the columns that it may measure with these settings, known before it runs. A setting
+            `min_x`
+            or `max_x` bounds the column `x`: `explain` shows it, `whatif` tries another bound.
+        leaves_out: for a step, settings with a file that is the same in any place: they are not part of its recipe, and
+            the file need not exist beforehand.
+        recipe: for a step, its recipe: (settings, these as JSON with listings in place of outside files) -> recipe.
+        rules: for a step, `module:function` of the rules that `whatif` can try with other bounds; `rules_of` in
+            dataprep/whatif_thresholds.py defines its arguments.
+        ranking: the same for a step that compares documents with each other.
+        parallel: True if its work is divided into shards for `engine.workers`; always true for a step of `prepare`.
+        is_short: for such a stage, True if there is nothing to divide with this recipe.
+        asks: the part of a manifest with the language models that it asks; those of a step are in its settings.
+        preflight: problems with its settings, found beforehand: (manifest, its name there, step of `prepare` -> the
+            columns
+            that it may measure) -> locations and messages.
+        trained: for a training whose steps can be traced, the model of its recipe.
+        rows: for such a training, the kind of things in the rows that it reads.
+        makes_model: True if its output is a model that can generate text.
+        of_examples: True if it prepares tuning examples, with its own steps.
+        pace: the reason why its time cannot be estimated from a sample of documents; None if it can.
         topics: topic -> JSON file of the output that the report and the summary read.
-        facts: `module:function` of what they tell besides: (session, name, folder, facts so far) -> topics.
-        report_facts: the same of what the report alone tells, where that takes a look at all documents.
-        details: `module:function`, what the summary says of a training beside its loss: (facts, steps) -> lines.
-        report: `module:function` of what the report shows of it besides counts, columns and losses: (facts, name) ->
-            Section (flows/report/page_elements.py), or None.
+        facts: `module:function` of their further facts: (session, name, folder, facts so far) -> topics.
+        report_facts: the same for facts of the report only, if they need a look at all documents.
+        details: `module:function` of the summary of a training besides its loss: (facts, steps) -> lines.
+        report: `module:function` of its report besides counts, columns and losses: (facts, name) -> Section
+            (flows/report/page_elements.py), or None.
     """
 
     name: str
@@ -108,31 +112,31 @@ class Stage:
 
     @property
     def judges(self) -> bool:
-        """Whether it is a step of `prepare`: it annotates documents, and may stand there more than once."""
+        """True for a step of `prepare`: it annotates documents, and may occur there more than once."""
         return self.section is not None
 
     @property
     def trains(self) -> bool:
-        """Whether it takes the accelerators: one such stage runs at a time."""
+        """True if it uses the accelerators: only one such stage runs at a time."""
         return self.launch == "torchrun"
 
     @property
     def timed_files(self) -> frozenset[str]:
-        """Files of its output that record how fast it went: two outputs are equal whatever these hold."""
+        """Files of its output that record its speed: outputs are compared without them."""
         return frozenset({"metrics.jsonl"}) if self.trains else frozenset()
 
 
 def imported(path: str) -> Any:
-    """What `module:name` names."""
+    """Return the object that `module:name` refers to."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def only(*names: str) -> Needs:
-    """These, whatever the manifest says."""
+    """Return a `Needs` of these stages, whatever the manifest contains."""
     return lambda manifest: list(names)
 
 
 def documents(*others: str) -> Needs:
-    """The documents with all that was judged of them, and other stages."""
+    """Return a `Needs` of the documents with all their judgements, and of other stages."""
     return lambda manifest: [INGEST, *manifest.steps, *others]

@@ -1,4 +1,4 @@
-"""`teacher`: keeps what a teacher thinks likely at every position that a student is trained on."""
+"""`teacher`: stores a teacher's distributions at every position on which a student is trained."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Which model the teacher is, and what is kept of it."""
+    """Return the settings that determine the teacher, and how much of its distributions is stored."""
     from gristmill.mixtures.posttraining import TeacherKeys
 
     if manifest.sft is None or manifest.sft.distill is None:
         return None
     dumped = {key: dump(manifest.sft.distill)[key] for key in TeacherKeys.model_fields}
-    named = name_outside_files(dumped, TeacherKeys.model_validate(dumped), verify)
+    recipe = name_outside_files(dumped, TeacherKeys.model_validate(dumped), verify)
     return (
-        {**named, "precision": manifest.sft.precision},
+        {**recipe, "precision": manifest.sft.precision},
         {"teacher": dumped["teacher"], "micro_batch_size": manifest.sft.micro_batch_size},
     )
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The rows that it is asked about, and the teacher where it is trained here."""
-    own = manifest.sft is not None and manifest.sft.distill is not None and manifest.sft.distill.teacher == "pretrain"
-    return ["tokenizer", "sft_data", *(["pretrain"] if own else [])]
+    """Return the rows to score, and the teacher if it is trained here."""
+    is_trained_here = (
+        manifest.sft is not None and manifest.sft.distill is not None and manifest.sft.distill.teacher == "pretrain"
+    )
+    return ["tokenizer", "sft_data", *(["pretrain"] if is_trained_here else [])]
 
 
 STAGE = training("teacher", 1, configure, needs, report=("gristmill.flows.report.finetuning:distillation",))

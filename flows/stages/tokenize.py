@@ -7,7 +7,7 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Nothing but the inputs: documents, and a tokenizer."""
+    """Return an empty recipe: only the inputs matter, documents and a tokenizer."""
     return None if manifest.tokenizer is None or not manifest.text_sources else ({}, {})
 
 

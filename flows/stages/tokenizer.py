@@ -1,4 +1,4 @@
-"""`tokenizer`: learns a vocabulary from a sample, or takes the tokenizer that is given."""
+"""`tokenizer`: learns a vocabulary from a sample, or uses an existing tokenizer."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"
-"""What a model's folder says of its tokenizer, as transformers names the files."""
+"""Files of the tokenizer in a model's folder, as transformers names them."""
 
 
 def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
-    """The section, with what it leaves open taken from the folder of the model that is given, if one is."""
+    """Return the section, completed from the folder of the section `model`, if there is one."""
     section = manifest.tokenizer
     if manifest.model is None or (section is not None and section.path is not None):
         return section
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
-    given: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
+    values: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
     if section.chat_template is None and section.chat_template_path is None and section.chat_formatter is None:
-        given |= _template_of(folder)
-    return section.model_copy(update=given)
+        values |= _template_of(folder)
+    return section.model_copy(update=values)
 
 
 def _template_of(folder: Path) -> dict[str, Any]:
-    """The chat template of a model, from a file of its own or from its tokenizer's configuration; nothing if it has
+    """Return the chat template of a model, from its own file or from its tokenizer's configuration; empty if it has
     none."""
     if (folder / TEMPLATE_FILE).exists():
         return {"chat_template_path": OutsidePath(folder / TEMPLATE_FILE)}
     config = folder / TOKENIZER_CONFIG_FILE
     template = read_json(config).get("chat_template") if config.exists() else None
     if isinstance(template, list):  # several, by name
-        template = next((one["template"] for one in template if one.get("name") == "default"), None)
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
     return {"chat_template": template} if template else {}
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """How it is learnt, or the checksum of the one that is given."""
+    """Return the settings of the training, or the checksum of an existing tokenizer."""
     section = tokenizer_of(manifest)
     if section is None:
         return None
-    where_given = [key for key in ("end_of_text", "chat_formatter") if getattr(section, key) is not None]
+    optional_keys = [key for key in ("end_of_text", "chat_formatter") if getattr(section, key) is not None]
     if section.path is not None:
-        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *where_given)
+        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *optional_keys)
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
-    dumped = {
-        **dump(
-            section, "seed", "path", "end_of_text", *(() if section.chat_formatter else ("chat_formatter",)), *OF_MODELS
-        ),
-        **_of_model(section),
-    }
+    formatter_keys = () if section.chat_formatter else ("chat_formatter",)
+    dumped = dump(section, "seed", "path", "end_of_text", *formatter_keys, *OF_MODELS)
+    if section.model != "bpe":  # recipes of `bpe` have no such keys
+        dumped["model"] = section.model
+    if section.model == "sentencepiece_bpe":
+        dumped["character_coverage"] = section.character_coverage or CHARACTER_COVERAGE
+    if section.model == "superbpe":
+        dumped["transition_point"] = section.transition_point or TRANSITION_POINT
     return {
         "tokenizer": name_outside_files(dumped, section, verify),
         "sources": list(manifest.text_sources),
@@ -69,7 +71,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """The documents, where a vocabulary is learnt from them."""
+    """Return the documents, if a vocabulary is learnt from them."""
     section = tokenizer_of(manifest)
     return documents()(manifest) if section is not None and section.path is None else []
 
@@ -77,23 +79,13 @@ def needs(manifest: Manifest) -> list[str]:
 OF_MODELS = ("model", "character_coverage", "transition_point")
 
 
-def _of_model(section: Tokenizer) -> Recipe:
-    """The model and its settings; nothing for `bpe`, whose recipes are as they were when it was the only model."""
-    if section.model == "bpe":
-        return {}
-    settings = {
-        "sentencepiece_bpe": {"character_coverage": section.character_coverage or CHARACTER_COVERAGE},
-        "superbpe": {"transition_point": section.transition_point or TRANSITION_POINT},
-    }
-    return {"model": section.model, **settings.get(section.model, {})}
-
-
 def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """A tokenizer that is none, or a template that is none."""
+    """Yield an invalid tokenizer, and an invalid template."""
     from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, read_external, read_template
 
-    section, at = tokenizer_of(manifest), "chat_template_path"
+    section = tokenizer_of(manifest)
+    at = "chat_template_path"
     assert section is not None
     if section.model == "unigram" and section.path is None and find_spec("sentencepiece") is None:
         yield (
@@ -106,19 +98,19 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     if section.end_of_text is not None and section.path is None:
         yield (STAGE.name, "end_of_text"), "a tokenizer that is trained here has its own end of text; leave it out"
     if section.chat_formatter is not None:
-        found = signature_of(section.chat_formatter.use)
-        takes_tools = found is not None and "tools" in (*found.required, *found.optional)
-        if (wrong := misfit(section.chat_formatter, num_positional=2 if takes_tools else 1)) is not None:
-            yield (STAGE.name, "chat_formatter"), wrong
+        signature = signature_of(section.chat_formatter.use)
+        takes_tools = signature is not None and "tools" in (*signature.required, *signature.optional)
+        if (problem := misfit(section.chat_formatter, num_positional=2 if takes_tools else 1)) is not None:
+            yield (STAGE.name, "chat_formatter"), problem
     try:
         template = read_template(section)
         at = "path"
         if section.path is not None and as_path(section.path).is_file():
-            has_own = template is not None or section.chat_formatter is not None
+            has_template = template is not None or section.chat_formatter is not None
             at = "path" if section.end_of_text is None else "end_of_text"
-            tokenizer = read_external(as_path(section.path), section.special_tokens, has_own, section.end_of_text)
+            tokenizer = read_external(as_path(section.path), section.special_tokens, has_template, section.end_of_text)
             at = "chat_template"
-            if section.chat_formatter is None:  # code of the user's is not run before the stage is
+            if section.chat_formatter is None:  # user code does not run before the stage
                 check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")

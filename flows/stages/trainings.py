@@ -1,4 +1,4 @@
-"""What trainings share: their recipe is their section, with outside files named by what identifies them."""
+"""Building blocks of trainings: their recipe is their section, with listings in place of outside files."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.training import Training
 
-PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
+PACE = "the speed depends on the device and the model: measure it with gristmill plan MANIFEST --gpus N --measure 3"
 
 
-def _compared(section: JudgePairs, named: Recipe) -> Recipe:
+def _compared(section: JudgePairs, settings: Recipe) -> Recipe:
     from gristmill.dataprep.llm.judge_pairs import QUESTION
 
-    return judge.asked_recipe(section, named, QUESTION)
+    return judge.asked_recipe(section, settings, QUESTION)
 
 
 COMPARES = Stage("judge_pairs", 1, "gristmill.dataprep.llm.judge_pairs:run", section=JudgePairs, recipe=_compared)
-"""The step that examples alone have: it compares the answers of pairs."""
+"""The step that only examples have: it compares the answers of pairs."""
 JUDGES = {
     **{module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)},
     COMPARES.name: COMPARES,
 }
-"""The steps that judge examples too."""
+"""Steps that can judge examples."""
 UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "annotate": 1, "judge_pairs": 1}
-"""The versions of those steps that recipes of prepared examples do not name, as from before they named any."""
+"""Versions of those steps that recipes of prepared examples omit, since they did so before versions were added."""
 
 
 def training(
-    name: str, version: int, configure: Configure, needs: Needs, preflight: Preflight | None = None, **shown: Any
+    name: str, version: int, configure: Configure, needs: Needs, preflight: Preflight | None = None, **attributes: Any
 ) -> Stage:
-    """A stage that torchrun starts on every rank, whose function is `run` of the file called like it; see `Stage`."""
+    """Return a stage that torchrun starts on every rank, with the function `run` of the file of its name; see
+    `Stage`."""
     return Stage(
         name,
         version,
@@ -53,12 +54,12 @@ def training(
         needs_libraries=_libraries_of(name),
         preflight=_rows_within_window(name, preflight) if name in TUNINGS else preflight,
         pace=PACE,
-        **shown,
+        **attributes,
     )
 
 
 def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
-    """Preflight of a tuning: its rows are no longer than the sliding window of the published model behind it."""
+    """Return the preflight of a tuning: rows must not be longer than the sliding window of the published model."""
 
     def preflight(
         manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
@@ -73,8 +74,8 @@ def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
 
 
 def _beyond_window(manifest: Manifest, stage: str) -> str | None:
-    started = manifest.pretrain.model.init_from if manifest.pretrain is not None else None
-    path = started if manifest.model is None else manifest.model.path
+    init_from = manifest.pretrain.model.init_from if manifest.pretrain is not None else None
+    path = init_from if manifest.model is None else manifest.model.path
     length = getattr(manifest, stage).sequence_length
     if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
         length = manifest.mix.sequence_length
@@ -85,7 +86,7 @@ def _beyond_window(manifest: Manifest, stage: str) -> str | None:
     try:
         shape = read_shape(as_path(path))
     except (OSError, ValueError):
-        return None  # the stage that takes the model names the problem
+        return None  # the stage of the model reports the problem
     try:
         replace(shape, sequence_length=max(shape.sequence_length, length))
     except ValueError as error:
@@ -94,7 +95,7 @@ def _beyond_window(manifest: Manifest, stage: str) -> str | None:
 
 
 def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
-    """What a training computes with in few bits, what draws its answers, and where its numbers go besides."""
+    """Return the libraries for computing in few bits, for sampling, and for tracking a training."""
 
     def needed(manifest: Manifest) -> Iterator[tuple[str, str]]:
         section = getattr(manifest, name, None)
@@ -119,29 +120,29 @@ def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
 
 
 def model_before(name: str, manifest: Manifest) -> str:
-    """The last stage before this one whose model the manifest trains; the first of all where it trains none."""
+    """Return the last stage before this one whose model the manifest trains; the first of `MODELS` if there is none."""
     before = MODELS[: MODELS.index(name)] if name in MODELS else MODELS
-    return next((one for one in reversed(before) if getattr(manifest, one) is not None), MODELS[0])
+    return next((stage for stage in reversed(before) if getattr(manifest, stage) is not None), MODELS[0])
 
 
 def first_model(manifest: Manifest) -> str:
-    """The stage whose model a run begins with: of checkpoints that are merged, what becomes of them."""
+    """Return the stage of the model with which a run begins; for merged checkpoints the merged model."""
     return model_before("sft", manifest)
 
 
 def data_needs(manifest: Manifest) -> list[str]:
-    """What says how examples are encoded and how long they are: the mixture, or the model where there is none."""
+    """Return the stages that determine the encoding and length of examples: the mixture, or the model without one."""
     return ["tokenizer", "mix" if manifest.mix is not None else "model"]
 
 
 def made_sets(*sections: Any) -> list[str]:
-    """What makes the examples that sections read, where the manifest does."""
-    paths = [one.path for section in sections if section is not None for one in section.data or ()]
+    """Return the stages that write the examples of these sections, if the manifest defines them."""
+    paths = [entry.path for section in sections if section is not None for entry in section.data or ()]
     return list(dict.fromkeys(map(output_name, made_names(paths))))
 
 
 def whole(name: str) -> Configure:
-    """The whole section of this name, with the files of its examples."""
+    """Return a `Configure` of the whole section of this name, with the files of its examples."""
 
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         section = getattr(manifest, name)
@@ -151,37 +152,34 @@ def whole(name: str) -> Configure:
 
 
 def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """The recipe of a training's section, and what its function gets besides."""
-    # What is prepared of examples, and counted of them, is other stages' business.
+    """Return the recipe of a training's section, and the further arguments of its function."""
+    # Other stages prepare and count examples.
     config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
     if section.schedule.use is None and section.steps:
-        # The default warm-up depends on the steps: what it comes to is named.
+        # The default warm-up depends on the steps, so the recipe has the result.
         config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
-    # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.
-    recipe = {**_named(name, config, section, verify), **section.how}
+    if "data" in config:
+        from gristmill.dataprep.examples.read_examples import examples_listing
+        from gristmill.dataprep.reading.sources import outside_listing
+
+        checkpoint = config["continue_from"]
+        recipe = {
+            **config,
+            "continue_from": checkpoint and outside_listing(f"{name}.continue_from", checkpoint, verify),
+            "data": [{**without(item, "path"), "listing": examples_listing(item["path"])} for item in config["data"]],
+        }
+    else:
+        recipe = name_outside_files(config, section, verify)
+    # Settings of the computation are not in fingerprints: the recipe has their defaults, whatever the manifest sets.
+    recipe = {**recipe, **section.how}
     if "data" in config and config["continue_from"] is None:
-        # Left out where it is absent, as from before tunings had it.
+        # Left out if absent, as in recipes from before tunings had it.
         del recipe["continue_from"]
     return recipe, {key: value for key, value in config.items() if recipe.get(key) != value}
 
 
-def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe:
-    """A training's settings with outside files by what identifies them, and its examples by a listing of theirs."""
-    if "data" not in config:
-        return name_outside_files(config, section, verify)
-    from gristmill.dataprep.examples.read_examples import examples_listing
-    from gristmill.dataprep.reading.sources import outside_listing
-
-    checkpoint = config["continue_from"]
-    return {
-        **config,
-        "continue_from": checkpoint and outside_listing(f"{name}.continue_from", checkpoint, verify),
-        "data": [{**without(item, "path"), "listing": examples_listing(item["path"])} for item in config["data"]],
-    }
-
-
-def prepares_examples(name: str, version: int, section: str, **shown: Any) -> Stage:
-    """The stage that prepares a section's examples, where it asks for that; see `Stage`."""
+def prepares_examples(name: str, version: int, section: str, **attributes: Any) -> Stage:
+    """Return the stage that prepares a section's examples, if the section has steps; see `Stage`."""
     return Stage(
         name,
         version,
@@ -193,41 +191,38 @@ def prepares_examples(name: str, version: int, section: str, **shown: Any) -> St
         parallel=True,
         asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
         report=("gristmill.flows.report.finetuning:preparation",),
-        **shown,
+        **attributes,
     )
 
 
-def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
+def _examples(name: str) -> Configure:
+    """Return a `Configure` of the examples of a section, with the steps that prepare them."""
+
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         section = getattr(manifest, name)
-        found = whole(name)(manifest, verify)
-        if found is None or not section.prepare:
+        configured = whole(name)(manifest, verify)
+        if configured is None or not section.prepare:
             return None
-        recipe, told = ([without(item, "weight", "train_on") for item in part["data"]] for part in found)
-        steps = [
-            (step.stage, step.judged, *step_recipe(JUDGES[step.stage], step.config, manifest, verify))
-            for step in section.prepare
-        ]
+        recipe, arguments = ([without(item, "weight", "train_on") for item in part["data"]] for part in configured)
+        step_recipes = []
+        step_arguments = []
+        for step in section.prepare:
+            stage = JUDGES[step.stage]
+            settings, config = step_recipe(stage, step.config, manifest, verify)
+            version = {} if stage.version == UNNAMED_VERSIONS[step.stage] else {"version": stage.version}
+            step_recipes.append({step.stage: settings, "judge": step.judged, **version})
+            step_arguments.append({step.stage: config, "judge": step.judged})
         return (
-            {
-                "kind": name,
-                "data": recipe,
-                "prepare": [{stage: named, "judge": judged, **_raised(stage)} for stage, judged, named, _ in steps],
-            },
-            {"data": told, "prepare": [{stage: config, "judge": judged} for stage, judged, _, config in steps]},
+            {"kind": name, "data": recipe, "prepare": step_recipes},
+            {"data": arguments, "prepare": step_arguments},
         )
 
     return configure
 
 
-def _raised(stage: str) -> Recipe:
-    version = JUDGES[stage].version
-    return {} if version == UNNAMED_VERSIONS[stage] else {"version": version}
-
-
 def _wrong_steps(name: str) -> Preflight:
-    """What finds languages in the steps of a section that no example can have (see `langid` and `filter`), and
-    questions about pairs that cannot be asked."""
+    """Return the preflight of a section's steps: languages that no example can have (see `langid` and `filter`), and
+    invalid questions about pairs."""
 
     def preflight(
         manifest: Manifest, stage: str, measured: Mapping[str, Sequence[str]]

@@ -190,7 +190,7 @@ prepare:
   - judge: {model: {endpoint: "http://127.0.0.1:1/v1", model: x}}
   - quality: {judge: {column: judge_scor, at_least: 3}, distil: fasttext}
 """)
-    with pytest.raises(ManifestError, match=r"m.yaml:6.*no step before measures 'judge_scor'.*'judge_score'"):
+    with pytest.raises(ManifestError, match=r"m.yaml:6.*no earlier step measures 'judge_scor'.*'judge_score'"):
         open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"), until="quality")
 
 

@@ -60,7 +60,7 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
     ("langid", "by_language", "found"),
     [
         ("{keep: [de, en]}", "{de: {gopher_quality: {min_words: 9}}}", []),
-        ("{keep: [de, en]}", "{fr: {}}", ["langid keeps de, en alone, so that no document in fr comes here"]),
+        ("{keep: [de, en]}", "{fr: {}}", ["langid keeps only de, en, so no document in fr reaches this step"]),
         ("{keep: [de, xq]}", "{de: {}}", ["'xq' is not a language of lid.176"]),
         ('{keep: {"*": 0}}', "{deu: {}}", ["'deu' is not a language of lid.176, which knows 176; did you mean 'de'"]),
         (
@@ -112,7 +112,7 @@ model: {{path: model}}
         if "langid" in str(problem.key) or "filter" in str(problem.key)
     }
     assert "'xq' is not a language of lid.176" in found[f"{section}.prepare[0].langid.keep"]
-    assert "no document in fr comes here" in found[f"{section}.prepare[1].filter.by_language.fr"]
+    assert "no document in fr reaches this step" in found[f"{section}.prepare[1].filter.by_language.fr"]
     assert "did you mean 'de'" in found[f"{section}.prepare[1].filter.by_language.deu"]
     assert len(found) == 3
 

@@ -189,7 +189,7 @@ def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> No
     assert "there is no 'promt', did you mean 'prompt'" in wrong(folder, "examples.revised.revise.critique=bad.j2")
     assert "gone.j2" in wrong(folder, "examples.revised.revise.revision=gone.j2")
     (folder / "none.txt").write_text("\n\n")
-    assert "has no line; write one principle a line" in wrong(folder, "examples.revised.revise.principles=none.txt")
+    assert "has no line; write one principle per line" in wrong(folder, "examples.revised.revise.principles=none.txt")
     assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
     assert (
         "examples.compared.compare.model is asked before sft has made a model: train and export it by a manifest "

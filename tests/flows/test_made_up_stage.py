@@ -162,7 +162,7 @@ def test_what_its_settings_may_be_is_checked_like_those_of_all_others(loud: Path
 
 
 def test_a_name_is_taken_once_and_a_place_is_one_that_there_is(loud: Path) -> None:
-    with pytest.raises(registry.StageNameError, match="there is a stage 'shouting' already"):
+    with pytest.raises(registry.StageNameError, match="there is already a stage 'shouting'"):
         registry.register(registry.STAGES["shouting"])
-    with pytest.raises(registry.StageNameError, match="there is no stage 'polish' to stand behind"):
+    with pytest.raises(registry.StageNameError, match="there is no stage 'polish'; there are"):
         registry.register(replace(registry.STAGES["shouting"], name="x"), behind="polish")

@@ -49,8 +49,8 @@ def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
     """Also of a step's name, of one that a base class has, and of none that an editor shows by its section."""
     kinds = Manifest.model_json_schema()["$defs"]
     quality = kinds["GopherQuality"]["properties"]
-    assert quality["min_words"]["description"] == docstrings(GopherQuality)["min_words"] == "Least number of words."
-    assert kinds["FilterStep"]["properties"]["name"]["description"].startswith("Names the step, beside the stage: `{")
+    assert quality["min_words"]["description"] == docstrings(GopherQuality)["min_words"] == "Smallest number of words."
+    assert kinds["FilterStep"]["properties"]["name"]["description"].startswith("Name of the step, beside the stage: `{")
     assert kinds["Filter"]["properties"]["max_quarantined"]["description"].startswith("Share of documents that may")
     said = [setting for kind in kinds.values() for setting in kind.get("properties", {}).values()]
     bare = [setting for setting in said if "description" not in setting]

@@ -292,7 +292,7 @@ def test_a_manifest_that_asks_for_what_cannot_be_written_is_refused_before_any_w
     assert problems("bpe") == []
     (refused,) = problems("unigram")
     assert "export.gguf" in refused
-    assert "llama.cpp cannot take this tokenizer: it is unigram" in refused
+    assert "llama.cpp does not support this tokenizer: it is unigram" in refused
     monkeypatch.setattr(export, "find_spec", lambda library: None)
     (missing,) = problems("bpe")
     assert "pip install 'gristmill[gguf]'" in missing
