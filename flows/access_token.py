@@ -14,7 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 TOKEN_BYTES = 32
 PARAMETER = "token"
@@ -83,23 +83,15 @@ class SignIn:
     Args:
         app: the application.
         token: of its server.
-        open_paths: answered without the token.
-        refusal: the answer to everything else.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        token: AccessToken,
-        open_paths: frozenset[str] = frozenset(),
-        refusal: Response | None = None,
-    ) -> None:
-        self._app, self._token, self._open_paths = app, token, open_paths
-        self._refusal = refusal or PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)
+    def __init__(self, app: Any, token: AccessToken) -> None:
+        self._app = app
+        self._token = token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        if scope["type"] == "lifespan" or scope.get("path") in self._open_paths:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         headers = dict(scope.get("headers", ()))
@@ -113,4 +105,4 @@ class SignIn:
         elif self._token.admits(cookies, authorization):
             await self._app(scope, receive, send)
         else:
-            await self._refusal(scope, receive, send)
+            await PlainTextResponse(REFUSAL, HTTPStatus.FORBIDDEN)(scope, receive, send)

@@ -64,7 +64,7 @@ class Tokenizer(Seeded):
     """A file with the chat template."""
     chat_formatter: OwnFormatter | None = None
     """A function of your own that formats conversations, instead of a template: it takes the messages and returns pairs
-    of text and whether the assistant speaks. Tuning, evaluation, `chat` and `serve-model` use it; an exported model
+    of text and whether the assistant speaks. Tuning, evaluation, `chat` and `generate` use it; an exported model
     cannot contain it, and says so. See docs/own-readers.md."""
     sample_bytes: Positive = 50_000_000
     """Bytes of text from which the merges are learnt."""

@@ -10,11 +10,9 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +101,3 @@ def prefect_home(folder: Path, database: Path) -> str:
     folder.mkdir(parents=True)
     shutil.copy(database, folder / database.name)
     return str(folder)
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """A server of models in a thread of this process, as `gristmill serve-model` starts it; gives its address."""
-    import uvicorn
-
-    from gristmill.flows.models.limits import ImpatientProtocol
-    from gristmill.flows.models.listening import listen
-
-    listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=ImpatientProtocol))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()

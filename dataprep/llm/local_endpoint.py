@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.core.processes import end_session, end_with_parent
@@ -23,11 +24,14 @@ START_SECONDS = 900.0
 LOOK_SECONDS = 0.2
 END_SECONDS = 15.0
 API_KEY_VARIABLE = "GRISTMILL_API_KEY"
-"""Environment variable with the API key that `gristmill serve-model` requires."""
+"""Environment variable with the API key of the server."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 KEY_BYTES = 32
 LOG = "model-server.log"
 SHOWN_LINES = 5
+SERVER_MODULE = "gristmill.flows.models.model_server"
+MOST_AT_ONCE = 64
+"""Requests that gristmill's server generates together."""
 
 
 class ServerError(RuntimeError):
@@ -67,20 +71,13 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
 
 
 def _gristmill(model: AskedModel, port: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "gristmill",
-        "serve-model",
-        str(model.folder),
-        "--port",
-        str(port),
-        "--name",
-        model.called,
-        "--batch",
-        str(min(model.concurrency, 64)),
-        *model.server_options,
-    ]
+    if find_spec("torch") is None:
+        raise ServerError(
+            f"the model in {model.folder} needs torch, which is not installed; install it with: "
+            "pip install 'gristmill[train]', or give the `endpoint` of a server instead of `folder`"
+        )
+    batch = min(model.concurrency, MOST_AT_ONCE)
+    return [sys.executable, "-m", SERVER_MODULE, str(model.folder), str(port), str(batch)]
 
 
 def _vllm(model: AskedModel, port: int) -> list[str]:

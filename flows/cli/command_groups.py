@@ -42,7 +42,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "generate": "gristmill generate mine.yaml prompts.jsonl --out answers.jsonl",
         "evaluate": "gristmill evaluate mine.yaml --tasks tasks.yaml",
         "rate": "gristmill rate mine.yaml --prompts prompts.jsonl",
-        "serve-model": "gristmill serve-model mine.yaml --port 8000",
     },
     "Serve": {
         "up": "gristmill up mine.yaml",

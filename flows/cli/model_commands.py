@@ -1,9 +1,7 @@
-"""Commands that use a model: `chat`, `generate`, `serve-model`, `verify`, `evaluate`, `rate`."""
+"""Commands that use a model: `chat`, `generate`, `verify`, `evaluate`, `rate`."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -183,60 +181,6 @@ def generate(
             f"reason in `error`. The first, line {number}: {reason}",
             1,
         )
-
-
-@app.command()
-def serve_model(
-    model: ModelArgument,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Model name for clients; by default the name of its folder, run or manifest."
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Answers per batch; other requests wait.", min=1)] = 16,
-    max_answers: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Maximum running and waiting answers; further requests are refused with 429.", min=1
-        ),
-    ] = 128,
-    max_new_tokens: MostOption = 512,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = 4,
-    tokenizer: TokenizerOption = None,
-    set_: SetOption = None,
-    store: StoreOption = None,
-) -> None:
-    """Serve a model with OpenAI's chat completions API, with streaming.
-
-    Requests need an API key: the value of GRISTMILL_API_KEY, or a new key, which is printed.
-    """
-    from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
-    from gristmill.flows.access_token import AccessToken
-    from gristmill.flows.models.find_model import name_of
-    from gristmill.flows.models.limits import Limits
-    from gristmill.flows.models.listening import LOOPBACK, listen, serve
-    from gristmill.flows.models.server import make_app, with_api_key
-
-    language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, batch)
-    model_name = name or name_of(model)
-    try:
-        server_socket = listen(host, port)
-    except OSError as error:
-        fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
-    port = server_socket.getsockname()[1]
-    if host not in LOOPBACK:
-        typer.echo(f"{host}: requests and the API key are sent to this address unencrypted", err=True)
-    api_key = os.environ.get(API_KEY_VARIABLE)
-    token = AccessToken(api_key, port) if api_key else AccessToken.fresh(port)
-    printed_key = {} if api_key else {"api_key": token.value}
-    typer.echo(json.dumps({"model": model_name, "base_url": f"http://{host}:{port}/v1", **printed_key}))
-    limits = Limits(answers=max_answers, requests=2 * max_answers)
-    app = make_app(language, scheduler, model_name, max_new_tokens, host, limits)
-    serve(with_api_key(app, token), server_socket)
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:

@@ -398,13 +398,13 @@ def browse(
     from gristmill.flows.access_token import AccessToken, SignIn
     from gristmill.flows.browse.browsed_run import BrowsedRun
     from gristmill.flows.browse.data_server import make_app
-    from gristmill.flows.models.listening import LOOPBACK, listen, serve
+    from gristmill.flows.local_server import LOOPBACK, listen, serve
 
     session = open_or_exit(manifest, set_, store)
     try:
-        server_socket = listen(LOOPBACK[0], port)
+        server_socket = listen(port)
     except OSError as error:
         fail(f"cannot listen on port {port}: {error.strerror}; give another --port", EXIT_USAGE)
     token = AccessToken.fresh(server_socket.getsockname()[1])
-    typer.echo(f"{token.url(LOOPBACK[0])} shows {session.manifest.name}; Ctrl-C ends it")
+    typer.echo(f"{token.url(LOOPBACK)} shows {session.manifest.name}; Ctrl-C ends it")
     serve(SignIn(make_app(BrowsedRun(session)), token), server_socket)

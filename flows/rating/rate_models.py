@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from gristmill.flows.access_token import AccessToken, SignIn
+from gristmill.flows.local_server import LOOPBACK, listen, serve
 from gristmill.flows.models.find_model import ModelNotFoundError
 from gristmill.flows.models.generate import PromptsError, read_prompts
-from gristmill.flows.models.listening import LOOPBACK, listen, serve
 from gristmill.flows.rating.answer_pairs import make_pairs, models_to_rate
 from gristmill.flows.rating.rating_server import RatingPages
 from gristmill.flows.rating.ratings import RatingFiles, read_ratings, write_settled
@@ -49,7 +49,7 @@ def serve_pairs(
     try:
         asked, sampling = read_prompts(prompts), Sampling(*drawn)
         models = models_to_rate(session, other, first, second)
-        listening = listen(LOOPBACK[0], port)
+        listening = listen(port)
     except (PromptsError, SamplingError, ModelNotFoundError) as error:
         raise RateProblemError(str(error)) from error
     except OSError as error:
@@ -67,7 +67,7 @@ def serve_pairs(
     write_settled(read_ratings(files.ratings), files.settled)
     token = AccessToken.fresh(listening.getsockname()[1])
     print(
-        f"{token.url(LOOPBACK[0])} asks about {len(found.pairs):,} pairs; ratings go to {files.ratings}; Ctrl-C ends it",
+        f"{token.url(LOOPBACK)} asks about {len(found.pairs):,} pairs; ratings go to {files.ratings}; Ctrl-C ends it",
         flush=True,
     )
     pages = RatingPages(found.pairs, files.ratings, files.settled, session.command("rate", "--results"))

@@ -54,9 +54,9 @@ class AskedModel(Section):
     model: str | None = None
     """The endpoint's name of the model; for a `folder` its own name if absent."""
     server: Literal["gristmill", "vllm"] = "gristmill"
-    """Server of a `folder`: `gristmill serve-model`, or `vllm serve` if vLLM is installed."""
+    """Server of a `folder`: gristmill's own, or `vllm serve` if vLLM is installed."""
     server_options: tuple[str, ...] = ()
-    """Further arguments of that command: `[--max-model-len, "4096"]`."""
+    """Further arguments of `vllm serve`: `[--max-model-len, "4096"]`."""
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """Name of the environment variable that holds the key; the key itself is never written anywhere."""
     system: str | None = None
@@ -106,12 +106,26 @@ class AskedModel(Section):
             raise ValueError("give `model`, the endpoint's name of the model")
         if self.endpoint and (self.server != "gristmill" or self.server_options):
             raise ValueError("`server` and `server_options` are for a `folder`; remove them")
+        if self.folder is not None and self.server == "gristmill":
+            self._check_built_in_server()
         reserved = [name for name in self.body if name in OWN_FIELDS]
         if reserved:
             raise ValueError(f"body.{reserved[0]} is set by other keys; remove it")
         if self.budget.money is not None and not (self.prompt_price or self.answer_price):
             raise ValueError("budget.money needs `prompt_price` and `answer_price`, per million tokens")
         return self
+
+    def _check_built_in_server(self) -> None:
+        unsupported = {
+            "server_options": self.server_options,
+            "body": self.body,
+            "response_format": self.response_format != "none",
+        }
+        for key, is_set in unsupported.items():
+            if is_set:
+                raise ValueError(
+                    f"gristmill's own server of a `folder` has no `{key}`; remove it, or add `server: vllm`"
+                )
 
     @property
     def endpoints(self) -> tuple[str, ...]:

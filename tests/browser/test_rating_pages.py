@@ -18,13 +18,13 @@ SERVER = """
 import sys
 from pathlib import Path
 from gristmill.flows.access_token import AccessToken, SignIn
-from gristmill.flows.models.listening import listen, serve
+from gristmill.flows.local_server import listen, serve
 from gristmill.flows.rating.answer_pairs import AnswerPair
 from gristmill.flows.rating.rating_server import RatingPages
 ratings = Path(sys.argv[1])
 pairs = [AnswerPair(f"{one:032x}", f"Question {one}?", "sft", "dpo", (f"plain {one}", f"<b>other</b> {one}"))
          for one in range(4)]
-listening = listen("127.0.0.1", 0)
+listening = listen(0)
 token = AccessToken.fresh(listening.getsockname()[1])
 print(token.url("127.0.0.1"), flush=True)
 pages = RatingPages(pairs, ratings, ratings.with_name("x.pairs.jsonl"), "gristmill rate")

@@ -234,6 +234,12 @@ def test_kills_and_faults_lose_nothing_ask_nothing_twice_and_the_counts_balance(
         ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000' is not an address"),
         ({"model": {"endpoint": "http://h/v1"}}, "give `model`, the endpoint's name of the model"),
         (
+            {"model": {"folder": "m", "server_options": ["--port"]}},
+            "`server_options`; remove it, or add `server: vllm`",
+        ),
+        ({"model": {"folder": "m", "body": {"stop": "."}}}, "`body`; remove it, or add `server: vllm`"),
+        ({"model": {"folder": "m", "response_format": "json_schema"}}, "`response_format`; remove it"),
+        (
             {"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}},
             "budget.money needs `prompt_price`",
         ),

@@ -20,9 +20,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from gristmill.flows import local_server
 from gristmill.flows.access_token import AccessToken, SignIn
 from gristmill.flows.cli.main import app
-from gristmill.flows.models import listening
 from gristmill.flows.orchestration.server_settings import keep_private
 from gristmill.flows.report.report_links import VARIABLE, report_link, serve_reports
 
@@ -35,7 +35,7 @@ def client() -> TestClient:
         return PlainTextResponse(str(request.url.query))
 
     routes = [Route("/{path:path}", answer, methods=["GET", "POST"])]
-    signed_in = SignIn(Starlette(routes=routes), TOKEN, frozenset({"/health"}))
+    signed_in = SignIn(Starlette(routes=routes), TOKEN)
     return TestClient(signed_in, base_url="http://127.0.0.1:4300")
 
 
@@ -79,9 +79,8 @@ def test_signing_in_leads_to_no_other_host(path: str) -> None:
     assert location[1] not in "/\\"
 
 
-def test_programs_send_the_token_as_a_bearer_token_and_probes_need_none(client: TestClient) -> None:
+def test_programs_send_the_token_as_a_bearer_token(client: TestClient) -> None:
     assert client.get("/documents", headers={"Authorization": f"bearer {TOKEN.value}"}).status_code == 200
-    assert client.get("/health").status_code == 200
 
 
 def test_two_servers_have_different_tokens() -> None:
@@ -96,7 +95,7 @@ def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeyp
         served.append(app)
         server_socket.close()
 
-    monkeypatch.setattr(listening, "serve", keep)
+    monkeypatch.setattr(local_server, "serve", keep)
     (tmp_path / "web.jsonl").write_text('{"text": "grist"}\n')
     manifest = tmp_path / "x.yaml"
     manifest.write_text("name: x\nsources: {web: {path: web.jsonl}}\nprepare: [{dedup: {exact: true}}]\n")

@@ -202,10 +202,6 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
         ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
         ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
         ("serve", "this command needs prefect"),
-        (
-            "serve-model light.yaml",
-            "this command needs starlette, which is not installed; install it with: pip install 'gristmill[ui]'",
-        ),
         ("browse light.yaml", "this command needs starlette"),
         (
             "run demo --no-ui",

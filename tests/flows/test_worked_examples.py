@@ -54,7 +54,7 @@ def answer(asked: str, before: int) -> str:
 def test_what_the_page_says_happens_where_a_model_answers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRISTMILL_API_KEY", "key")
+    monkeypatch.setenv("WRITER_KEY", "key")
     with Endpoint(answer) as endpoint:
         assert run_page(ROOT / "docs" / name, tmp_path, {ADDRESS: endpoint.url}) >= 2
         assert endpoint.answered.total() > 0

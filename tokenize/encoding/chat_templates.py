@@ -5,7 +5,7 @@ A template is Jinja as transformers reads it, with marks around the assistant's 
 are those of transformers if installed, otherwise equivalent ones.
 
 A template may write the date (`strftime_now`, in the templates of Llama 3.2 and gpt-oss). Training data must not depend
-on the day, so stages render TEMPLATE_DATE; `generate`, `chat` and `serve-model` use the clock.
+on the day, so stages render TEMPLATE_DATE; `generate` and `chat` use the clock.
 """
 
 from __future__ import annotations

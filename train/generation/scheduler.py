@@ -118,16 +118,6 @@ class Scheduler:
         self._added = 0
 
     @property
-    def running(self) -> int:
-        """Number of running requests."""
-        return len(self._rows)
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiting requests."""
-        return len(self._waiting)
-
-    @property
     def is_idle(self) -> bool:
         """True if no request runs or waits."""
         return not self._rows and not self._waiting

@@ -51,7 +51,7 @@ PREFIX_NOTE = [
     "This model was trained to read a prefix in both directions (prefix language modelling). "
     "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
     "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
-    "another or in the prefix. `gristmill chat` and `serve-model` read prompts in both directions.",
+    "another or in the prefix. `gristmill chat` and `generate` read prompts in both directions.",
     "",
 ]
 LOADERS = {
