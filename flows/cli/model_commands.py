@@ -164,7 +164,7 @@ def generate(
         generated = generate_lines(language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ())
     except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
-    text = "".join(as_jsonl(generated.lines))
+    text = as_jsonl(generated.lines)
     if out is None:
         typer.echo(text, nl=False)
     else:

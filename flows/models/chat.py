@@ -1,4 +1,4 @@
-"""`gristmill chat`: a conversation in the terminal, the answers shown as they are made."""
+"""`gristmill chat`: a conversation in the terminal with streamed answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELP = (
 def answer(
     language: LanguageModel, scheduler: Scheduler, messages: list[Message], sampling: Sampling, max_new_tokens: int
 ) -> Iterator[str]:
-    """The model's answer to a conversation, piece by piece; what runs is cancelled if nobody reads on.
+    """Yield the model's answer to a conversation in pieces; closing the iterator cancels the request.
 
     Raises:
         gristmill.train.generation.scheduler.PromptTooLongError: the conversation fills the model's sequence length.
@@ -30,8 +30,8 @@ def answer(
     stream = TextStream(language.decode)
     try:
         while not scheduler.is_idle:
-            for one in scheduler.step():
-                yield stream.push(one.tokens)
+            for progress in scheduler.step():
+                yield stream.push(progress.tokens)
         yield stream.finish()
     finally:
         scheduler.cancel(number)
@@ -47,36 +47,38 @@ def converse(
     write: Callable[[str], None],
     trace: Callable[[str], None],
 ) -> None:
-    """Read what the user says and write what the model answers until the user ends it.
+    """Answer the user's messages until the user ends the conversation.
 
     Args:
-        language, scheduler: the model, and what runs it.
+        language, scheduler: the model and its scheduler.
         sampling: of every answer; turn k of the conversation adds k to the seed.
         max_new_tokens: longest answer.
         system: a system message.
-        read: what the user says, without its line end; None at the end.
+        read: returns the user's next message without its line end; None at the end.
         write: shows a piece of text at once.
         trace: shows where passages of an answer stand in the training rows.
     """
-    first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    messages, turn = list(first), 0
-    while (said := read()) is not None and said.strip() != "/exit":
-        if said.strip() == "/clear":
-            messages = list(first)
+    beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(beginning)
+    turn = 0
+    while (text := read()) is not None and text.strip() != "/exit":
+        if text.strip() == "/clear":
+            messages = list(beginning)
             write("(started over)\n")
             continue
-        if said.strip() == "/trace":
-            answers = [message["content"] for message in messages if message["role"] == "assistant"]
-            trace(answers[-1]) if answers else write("(no answer yet)\n")
+        if text.strip() == "/trace":
+            if messages and messages[-1]["role"] == "assistant":
+                trace(messages[-1]["content"])
+            else:
+                write("(no answer yet)\n")
             continue
-        if not said.strip():
+        if not text.strip():
             continue
-        asked: list[Message] = [*messages, {"role": "user", "content": said}]
+        conversation: list[Message] = [*messages, {"role": "user", "content": text}]
         pieces: list[str] = []
+        seeded = replace(sampling, seed=sampling.seed + turn)
         try:
-            for piece in answer(
-                language, scheduler, asked, replace(sampling, seed=sampling.seed + turn), max_new_tokens
-            ):
+            for piece in answer(language, scheduler, conversation, seeded, max_new_tokens):
                 pieces.append(piece)
                 write(piece)
         except KeyboardInterrupt:
@@ -86,4 +88,4 @@ def converse(
             continue
         write("\n")
         turn += 1
-        messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+        messages = [*conversation, {"role": "assistant", "content": "".join(pieces)}]

@@ -1,4 +1,4 @@
-"""`gristmill evaluate MODEL --tasks FILE`: any model that is a folder, asked the tasks of a file, and by a red team."""
+"""`gristmill evaluate MODEL --tasks FILE`: tasks and red-team prompts of a file for any model folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 RED_TEAM = "red_team"
 LARGE = 1e5
-"""From here on a value is printed with five digits."""
+"""Values from here on are printed with five digits."""
 
 
 class EvaluationError(ValueError):
@@ -33,12 +33,12 @@ class EvaluationError(ValueError):
 
 
 class TaskFile(Section):
-    """What a file of tasks holds: the same as `tasks`, `suites` and `red_team` of a manifest's `evaluate`."""
+    """Content of a file of tasks: the keys `tasks`, `suites` and `red_team` of a manifest's `evaluate`."""
 
     tasks: tuple[Task, ...] = ()
     """The tasks."""
     suites: tuple[Suite, ...] = ()
-    """Tasks by the name of their suite."""
+    """Suites, each with all its tasks."""
     red_team: RedTeam | None = None
     """Prompts that test whether the model is safe."""
 
@@ -50,45 +50,44 @@ class TaskFile(Section):
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative paths in it begin at its folder.
+    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative paths in it start from its folder.
 
     Raises:
-        EvaluationError: it is no such file, with everything that is wrong.
+        EvaluationError: the file is invalid; the message has all problems.
     """
     try:
-        read = read_yaml(path)
-        if not isinstance(read, dict):
+        content = read_yaml(path)
+        if not isinstance(content, dict):
             raise EvaluationError(
                 f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
                 "gristmill schema --markdown DIR"
             )
-        found = TaskFile.model_validate(read)
+        task_file = TaskFile.model_validate(content)
     except YamlFileError as error:
         raise EvaluationError(str(error)) from error
     except ValidationError as error:
         raise EvaluationError(f"{path}: {problems_of(error)}") from error
     try:
-        anchored: TaskFile = anchor(found, path.resolve().parent)
+        anchored: TaskFile = anchor(task_file, path.resolve().parent)
         return anchored
     except OwnCodeError as error:
         raise EvaluationError(f"{path}: {error}") from error
 
 
 def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: bool = False) -> dict[str, Any]:
-    """Ask a model all tasks and suites, and what a red team asks.
+    """Evaluate a model on tasks, suites and red-team prompts. Answers of the model and of a judge are not stored.
 
     Args:
-        model: a folder with config.json and model.safetensors, as exported or as a training stage leaves it.
+        model: a folder with config.json and model.safetensors, exported or of a training stage.
         tokenizer: a folder with tokenizer.json; the model's own if absent.
-        section: `tasks`, `suites` and `red_team`, what to ask; `seed` of the intervals.
-        chat: ask the red team's prompts through the chat template.
+        section: `tasks`, `suites`, `red_team`, and `seed` of the intervals.
+        chat: write the red team's prompts with the chat template.
 
     Returns:
-        task or suite -> its summary; `red_team`, where there is one: `sets` and `worst`, as of the stage `evaluate`.
-        What the model and a judge have answered is not kept.
+        task or suite -> its summary; with a red team also `red_team`: `sets` and `worst`, as of the stage `evaluate`.
 
     Raises:
-        EvaluationError: model or tokenizer cannot be loaded, or something cannot be asked.
+        EvaluationError: the model, its tokenizer, or the data of a task, suite or red team cannot be read.
     """
     import torch
 
@@ -106,29 +105,29 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
     make_deterministic(1)
     folder = as_path(model)
     try:
-        asked = {task.name: read_task(task) for task in section.tasks}
-        suites = {one.suite: read_suite(one) for one in section.suites}
-        if section.red_team is not None and RED_TEAM in asked:
-            raise EvaluationError(
-                f"a task is called {RED_TEAM!r}, as what the red team measures is; give it another name"
-            )
+        tasks = {task.name: read_task(task) for task in section.tasks}
+        suites = {suite.suite: read_suite(suite) for suite in section.suites}
+        if section.red_team is not None and RED_TEAM in tasks:
+            raise EvaluationError(f"a task is called {RED_TEAM!r}, like the red team's results; give it another name")
         with TemporaryDirectory() as work, red_teaming(section, _silent(Path(work))) as team:
             loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
             reader = open_reader(loaded, folder if tokenizer is None else as_path(tokenizer))
             if chat and team is not None:
-                reader.chat()  # without a template nothing is asked, rather than every prompt refused
-            found = {name: result.summary for name, result in answer_tasks(reader, section, asked).items()}
-            found |= {
-                one.suite: answer_suite(reader, one, suites[one.suite], section.key_seed, section.bootstrap_samples)
-                for one in section.suites
+                reader.chat()  # refuses a tokenizer without a template before any prompt is answered
+            summaries = {name: result.summary for name, result in answer_tasks(reader, section, tasks).items()}
+            summaries |= {
+                suite.suite: answer_suite(
+                    reader, suite, suites[suite.suite], section.key_seed, section.bootstrap_samples
+                )
+                for suite in section.suites
             }
-            return found if team is None else {**found, RED_TEAM: team.ask(reader, "model", chat)}
+            return summaries if team is None else {**summaries, RED_TEAM: team.ask(reader, "model", chat)}
     except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, AskingError) as error:
         raise EvaluationError(str(error)) from error
 
 
 def _check_libraries(section: Evaluate) -> None:
-    """Raise EvaluationError where a metric's library is missing, rather than when everything has been answered."""
+    """Raise EvaluationError if a metric's library is missing, before any task is answered."""
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     for task in section.tasks:
@@ -141,8 +140,8 @@ def _silent(work: Path) -> Context:
     return Context(work=work, stage=RED_TEAM, emit=lambda event: None)
 
 
-def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the tasks' metrics for people."""
+def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the metrics of tasks, suites and red team as a table."""
     console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (
@@ -153,8 +152,8 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
         ("items", "right"),
     ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    tasks = {name: summary for name, summary in found.items() if name != RED_TEAM}
-    team = found.get(RED_TEAM, {"sets": {}, "worst": ()})
+    tasks = {name: summary for name, summary in summaries.items() if name != RED_TEAM}
+    team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     for task, summary in _rows(tasks):
         for metric, value in metric_values(summary):
             interval = f"{printed(value['low'])} to {printed(value['high'])}" if "low" in value else ""
@@ -168,42 +167,47 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
                     "",
                     str(summary["items"]),
                 )
-    for name, of_set in team["sets"].items():
-        for measure, by_category in of_set["measures"].items():
+    for name, prompt_set in team["sets"].items():
+        for measure, by_category in prompt_set["measures"].items():
             value = by_category[ALL]
             interval = f"{value['low']:.4f} to {value['high']:.4f}"
             table.add_row(name, MEASURES[measure], f"{value['value']:.4f}", interval, str(value["units"]))
     console.print(table)
-    for name, of_set in team["sets"].items():
-        if of_set["not_asked"]:
+    for name, prompt_set in team["sets"].items():
+        if prompt_set["not_asked"]:
             console.print(
                 Text(
-                    f"{name}: {of_set['not_asked']} of {of_set['prompts']} prompts were not asked: "
-                    f"{of_set['first_error']}"
+                    f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} prompts were not asked: "
+                    f"{prompt_set['first_error']}"
                 )
             )
-    for one in team["worst"][:2]:
+    for answer in team["worst"][:2]:
         console.print(
-            Text(f"{one['set']}, {one['why']}: {one['prompt'][-120:]!r} -> {one['answer'][:120]!r}", style="dim")
+            Text(
+                f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> {answer['answer'][:120]!r}",
+                style="dim",
+            )
         )
     for suite, summary in tasks.items():
-        for one in summary.get("references", ()):
-            console.print(Text(f"{suite}: {one['model']} has {one['score']:.4f} ({one['source']})", style="dim"))
+        for reference in summary.get("references", ()):
+            console.print(
+                Text(f"{suite}: {reference['model']} has {reference['score']:.4f} ({reference['source']})", style="dim")
+            )
     for task, summary in tasks.items():
         for sample in summary.get("samples", ())[:2]:
             console.print(Text(f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}", style="dim"))
 
 
 def printed(value: float) -> str:
-    """Four decimals; five digits of a perplexity that is large, as that of a model which has hardly been trained."""
+    """Format a value with four decimals, or with five digits if it is large, like the perplexity of an untrained model."""
     return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
 
 
-def _rows(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and metrics of every task, those of suites included, and of every suite."""
-    for name, summary in found.items():
+def _rows(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and metrics of each task, including tasks of suites, and of each suite."""
+    for name, summary in summaries.items():
         if "score" not in summary:
             yield name, summary
             continue
         yield from summary["tasks"].items()
-        yield name, {"score": summary["score"], "items": sum(one["items"] for one in summary["tasks"].values())}
+        yield name, {"score": summary["score"], "items": sum(task["items"] for task in summary["tasks"].values())}

@@ -1,4 +1,4 @@
-"""What a MODEL on the command line means: an exported folder, a training stage's, or a manifest."""
+"""Model folders named on the command line: an exported folder, a training stage's folder, or a manifest's last model."""
 
 from __future__ import annotations
 
@@ -14,63 +14,82 @@ from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PLACES = ("", "model", "data", "data/model")
-"""Below the folder that is given, where a model may lie: an export, a training's data, or the folder of a stage."""
+"""Places of a model in a folder: of an export, in a training's data, in a stage's folder."""
 
 
 class ModelNotFoundError(ValueError):
-    """There is no model, or no tokenizer for it."""
+    """A folder or manifest without a model, or a model without a tokenizer."""
 
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """Where a model is, and the tokenizer that it was trained with."""
+    """Folders of a model and of the tokenizer that it was trained with."""
 
     weights: Path
     tokenizer: Path
 
 
-def name_of(model: str) -> str:
-    """What a model is called where nobody names it: as its manifest, its folder, or the run whose stage made it."""
-    given = Path(model).resolve()
-    named = next((place for place in (given, *given.parents) if place.name not in PLACES), given)
-    # A manifest has a suffix; a folder's name may hold any dots.
-    return named.stem if named.suffix in (".yaml", ".yml") else named.name.partition("--")[0]
-
-
 def find_model(model: str, tokenizer: str | None) -> ModelFolders:
-    """The folders of a model that is a folder.
+    """Find the model in a folder, and its tokenizer.
 
     Args:
         model: an exported folder, one that transformers wrote, or a training stage's folder (or its `data`).
         tokenizer: a folder with tokenizer.json; beside the model, or that of the training, if absent.
 
     Raises:
-        ModelNotFoundError: with where was looked.
+        ModelNotFoundError: the message names the places that were searched.
     """
-    given = as_path(model)
-    folder = next((given / place for place in PLACES if (given / place / CONFIG).exists()), None)
+    root = as_path(model)
+    folder = next((root / place for place in PLACES if (root / place / CONFIG).exists()), None)
     if folder is None:
         raise ModelNotFoundError(
-            f"{given / CONFIG} does not exist, nor does it in {given}/model or {given}/data; a "
+            f"{root / CONFIG} does not exist, nor does it in {root}/model or {root}/data; a "
             "model is a folder with config.json and model.safetensors, the folder of a training "
             "stage, or a manifest (*.yaml)"
         )
     if tokenizer is not None:
-        chosen = as_path(tokenizer)
-        if not (chosen / TOKENIZER).exists():
-            raise ModelNotFoundError(f"{chosen} has no {TOKENIZER}")
-        return ModelFolders(folder, _without_code(chosen))
-    for candidate in (folder, *_of_its_stage(folder)):
+        tokenizer_folder = as_path(tokenizer)
+        if not (tokenizer_folder / TOKENIZER).exists():
+            raise ModelNotFoundError(f"{tokenizer_folder} has no {TOKENIZER}")
+        return ModelFolders(folder, _without_code(tokenizer_folder))
+    for candidate in (folder, *_recorded_tokenizers(folder)):
         if (candidate / TOKENIZER).exists():
             return ModelFolders(folder, _without_code(candidate))
     raise ModelNotFoundError(
-        f"{folder} has no {TOKENIZER}, and no stage is recorded that made it; give the folder of "
-        "its tokenizer with --tokenizer"
+        f"{folder} has no {TOKENIZER}, and no record of the stage that trained the model; copy its tokenizer's "
+        "files there, or name their folder with --tokenizer"
     )
 
 
+def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
+    """Find the last model that a manifest has trained.
+
+    Raises:
+        ModelNotFoundError: the manifest trains no model, none is committed yet, or the given tokenizer does not exist.
+    """
+    if session.manifest.pretrain is None and session.manifest.model is None:
+        raise ModelNotFoundError(
+            f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
+            "model; name a model's folder, or a manifest that trains one"
+        )
+    stages = [name for name, node in session.plan.items() if node.stage.makes_model]
+    outputs = (session.committed(name) for name in reversed(stages))
+    trained = next((output for output in outputs if output is not None), None)
+    own_tokenizer = session.committed(TOKENIZER_STAGE)
+    if trained is None or own_tokenizer is None:
+        raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
+    if tokenizer is None:
+        return ModelFolders(trained.data / "model", own_tokenizer.data)
+    if not (as_path(tokenizer) / TOKENIZER).is_file():
+        raise ModelNotFoundError(
+            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
+            "--tokenizer out for the model's own"
+        )
+    return ModelFolders(trained.data / "model", _without_code(as_path(tokenizer)))
+
+
 def _without_code(tokenizer: Path) -> Path:
-    """A tokenizer's folder, unless it holds code: a folder may be anybody's, a manifest names the code that it runs.
+    """Refuse a tokenizer's folder with code: a folder may be anybody's, a manifest names the code that it runs.
 
     Raises:
         ModelNotFoundError: a function writes its conversations.
@@ -85,32 +104,8 @@ def _without_code(tokenizer: Path) -> Path:
     return tokenizer
 
 
-def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
-    """The last model that a manifest has trained.
-
-    Raises:
-        ModelNotFoundError: none is committed yet, or none ever will, or the named tokenizer is not there.
-    """
-    if session.manifest.pretrain is None and session.manifest.model is None:
-        raise ModelNotFoundError(
-            f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
-            "model; name a model's folder, or a manifest that trains one"
-        )
-    makers = [name for name, node in session.plan.items() if node.stage.makes_model]
-    trained = next((folder for name in reversed(makers) if (folder := session.committed(name)) is not None), None)
-    made = session.committed(TOKENIZER_STAGE)
-    if trained is None or made is None:
-        raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
-    if tokenizer is not None and not (as_path(tokenizer) / "tokenizer.json").is_file():
-        raise ModelNotFoundError(
-            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
-            "--tokenizer out for the model's own"
-        )
-    return ModelFolders(trained.data / "model", made.data if tokenizer is None else _without_code(as_path(tokenizer)))
-
-
-def _of_its_stage(folder: Path) -> Iterator[Path]:
-    """The tokenizer's folder as the stage that made a model recorded it, or in the same store if that was moved."""
+def _recorded_tokenizers(folder: Path) -> Iterator[Path]:
+    """Folders of the tokenizer in the record of a model's stage: as recorded, and in the same store if it was moved."""
     for parent in list(folder.parents)[:2]:
         record = parent / "stage.json"
         recorded = read_inputs(read_json(record)).get(TOKENIZER_STAGE) if record.exists() else None

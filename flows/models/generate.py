@@ -1,10 +1,10 @@
-"""`gristmill generate`: answers to the prompts of a JSONL file, as many at a time as fit."""
+"""`gristmill generate`: answers to the prompts of a JSONL file, generated in batches."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ class PromptsError(ValueError):
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of a file.
+    """Completions of the prompts of a file.
 
     Attributes:
         lines: one per prompt, in order: its fields, and `completion`, `finish_reason`, `completion_tokens`, or `error`
-            where it could not be completed.
-        failed: such prompts' numbers in the file and why.
+            if it could not be completed.
+        failed: line numbers of the prompts that could not be completed, and the reasons.
         tokens: ids in all completions.
-        seconds: that it took.
+        seconds: duration.
     """
 
     lines: list[dict[str, Any]]
@@ -44,46 +44,41 @@ def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
     Each has `prompt` (a text to continue) or `messages` (a conversation to answer).
 
     Raises:
-        PromptsError: the file cannot be read, or a line is something else, with its number.
+        PromptsError: the file cannot be read, or a line is not a prompt; the message has the line's number.
     """
-    found = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PromptsError(f"{path}: {why_unreadable(error)}") from error
+    prompts = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            prompt = json.loads(line)
         except ValueError as error:
             raise PromptsError(f"{path}, line {number}: not JSON: {error}") from error
-        keys = {"prompt", "messages"} & set(value) if isinstance(value, dict) else set()
-        if len(keys) != 1:
-            raise PromptsError(f"{path}, line {number}: needs either `prompt` (text) or `messages` (a list)")
-        check_prompt(value, f"{path}, line {number}")
-        found[number] = value
-    if not found:
+        _check_prompt(prompt, f"{path}, line {number}")
+        prompts[number] = prompt
+    if not prompts:
         raise PromptsError(f"{path} has no lines; each must be an object with `prompt` or `messages`")
-    return found
+    return prompts
 
 
-def check_prompt(value: Mapping[str, Any], where: str) -> None:
-    """Raise PromptsError unless the prompt is text, or the messages have a role and a content."""
-    if isinstance(value.get("prompt"), str):
+def _check_prompt(prompt: Any, where: str) -> None:
+    if not isinstance(prompt, dict) or ("prompt" in prompt) == ("messages" in prompt):
+        raise PromptsError(f"{where}: needs either `prompt` (text) or `messages` (a list)")
+    if isinstance(prompt.get("prompt"), str):
         return
-    messages = value.get("messages")
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(
-            isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content"))
-            for one in messages
-        )
-    ):
+    messages = prompt.get("messages")
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise PromptsError(
             f"{where}: `prompt` must be text, `messages` a list of objects with the texts `role` and `content`"
         )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def generate_lines(
@@ -99,67 +94,68 @@ def generate_lines(
     Args:
         language: the model with its tokenizer.
         scheduler: of that model, idle.
-        prompts: by their numbers, each with `prompt` or `messages`, and perhaps more. One that is too long, or whose
-            conversation the chat template refuses, is an error of that prompt alone.
-        sampling: how ids are chosen; with its prompt the seed decides what a line gets.
+        prompts: by their numbers; each has `prompt` or `messages`, and perhaps other fields. A prompt that is too long,
+            or that the chat template refuses, is an error of that prompt alone.
+        sampling: a line's completion depends on the seed and its prompt.
         max_new_tokens: most ids of a completion.
-        stops: texts that end one.
+        stops: texts that end a completion.
     """
     started = time.perf_counter()
-    running = {place: _Line(language, prompt, stops) for place, prompt in prompts.items()}
-    numbers: dict[int, _Line] = {}
+    completions = {place: _Completion(language, prompt, stops) for place, prompt in prompts.items()}
+    by_request: dict[int, _Completion] = {}
     for place, prompt in prompts.items():
         try:
-            ids = (
-                language.chat_prompt(prompt["messages"])
-                if "messages" in prompt
-                else language.text_prompt(prompt["prompt"])
-            )
-            numbers[scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))] = running[place]
+            if "messages" in prompt:
+                ids = language.chat_prompt(prompt["messages"])
+            else:
+                ids = language.text_prompt(prompt["prompt"])
+            request = scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))
+            by_request[request] = completions[place]
         except (PromptTooLongError, ChatError) as error:
-            running[place].error = str(error)
+            completions[place].error = str(error)
     while not scheduler.is_idle:
-        for one in scheduler.step():
-            line = numbers[one.number]
-            if line.push(one.tokens, one.finish) and one.finish is None:
-                scheduler.cancel(one.number)
-    lines = running.values()
+        for progress in scheduler.step():
+            has_ended = by_request[progress.number].push(progress.tokens, progress.finish)
+            if has_ended and progress.finish is None:
+                scheduler.cancel(progress.number)
     return Generated(
-        [line.result for line in lines],
-        {place: line.error for place, line in running.items() if line.error is not None},
-        sum(line.tokens for line in lines),
+        [completion.line for completion in completions.values()],
+        {place: completion.error for place, completion in completions.items() if completion.error is not None},
+        sum(completion.num_tokens for completion in completions.values()),
         time.perf_counter() - started,
     )
 
 
-class _Line:
+class _Completion:
     def __init__(self, language: LanguageModel, prompt: Mapping[str, Any], stops: Sequence[str]) -> None:
-        self._stream, self._prompt, self.tokens = TextStream(language.decode, stops), prompt, 0
-        self._text: list[str] = []
+        self._prompt = prompt
+        self._stream = TextStream(language.decode, stops)
+        self._pieces: list[str] = []
         self._finish: str | None = None
+        self.num_tokens = 0
         self.error: str | None = None
 
-    def push(self, tokens: list[int], finish: str | None) -> bool:
-        """Take some ids; whether the completion has ended."""
-        self.tokens += len(tokens)
-        self._text.append(self._stream.push(tokens))
+    def push(self, ids: list[int], finish: str | None) -> bool:
+        """Add ids; True if the completion has ended."""
+        self.num_tokens += len(ids)
+        self._pieces.append(self._stream.push(ids))
         if finish is not None:
-            self._text.append(self._stream.finish())
+            self._pieces.append(self._stream.finish())
         self._finish = "stop" if self._stream.is_stopped else finish
         return self._finish is not None
 
     @property
-    def result(self) -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
         if self.error is not None:
             return {**self._prompt, "error": self.error}
         return {
             **self._prompt,
-            "completion": "".join(self._text),
+            "completion": "".join(self._pieces),
             "finish_reason": self._finish,
-            "completion_tokens": self.tokens,
+            "completion_tokens": self.num_tokens,
         }
 
 
-def as_jsonl(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of JSON, ended by line feeds."""
-    return (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+def as_jsonl(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines of JSON, each with a line feed."""
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -1,7 +1,7 @@
-"""`gristmill verify MODEL`: what other people's software finds out about a model, beside what we do.
+"""`gristmill verify MODEL`: a model's numbers computed by gristmill and by other projects' software.
 
 transformers must give the same logits and the same greedy continuation, lm-evaluation-harness the same scores, TRL the
-same losses on the batches that it makes. Everything runs on the CPU in float32, without a network.
+same losses on its own batches. Everything runs on the CPU in float32, without a network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gristmill.train.objectives.preference_losses import LossSettings, PairLogps
 from gristmill.train.stages.export import write_folder
 
 NEW_TOKENS, BETA = 16, 0.1
-CHOICES: list[dict[str, Any]] = [  # as many in every item, which their Brier score wants
+CHOICES: list[dict[str, Any]] = [  # equal numbers of options, which its Brier score requires
     {"q": "The capital of France is", "options": ["Paris", "a river", "the colour blue"], "gold": 0},
     {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 1},
     {"q": "A question that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 2},
@@ -58,14 +58,14 @@ PAIRS = [
 
 @dataclass(frozen=True)
 class Finding:
-    """One number, ours and theirs.
+    """A number computed by gristmill and by a referee.
 
     Attributes:
-        referee: whose software.
-        measure: what is compared.
-        ours, theirs: the values; None where the software cannot be asked.
-        allowed: the largest gap that rounding explains.
-        unasked: why it cannot be asked, where that is so.
+        referee: name of the other software.
+        measure: name of the number.
+        ours, theirs: the values; None if the referee cannot compute it.
+        allowed: largest gap that rounding explains.
+        unasked: reason if the referee cannot compute it.
     """
 
     referee: str
@@ -77,18 +77,18 @@ class Finding:
 
     @property
     def gap(self) -> float | None:
-        """How far apart the two are."""
+        """Absolute difference of the two values."""
         return None if self.ours is None or self.theirs is None else abs(self.ours - self.theirs)
 
     @property
     def verdict(self) -> str:
-        """`agrees`, `DISAGREES` (a gap that is NaN does), or that there is no referee."""
+        """`agrees`, `DISAGREES` (also if the gap is NaN), or the reason without a comparison."""
         if self.gap is None:
             return self.unasked
         return "agrees" if self.gap <= self.allowed else "DISAGREES"
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """The finding as JSON."""
         return {
             "referee": self.referee,
             "measure": self.measure,
@@ -101,10 +101,10 @@ class Finding:
 
 
 def referee(model: ModelFolders) -> list[Finding]:
-    """Ask every referee that is installed about a model; a training's folder is exported to a temporary one first.
+    """Compare a model's numbers with those of every installed referee; a training's model is exported first.
 
     Raises:
-        FileNotFoundError, ValueError: the model cannot be loaded here.
+        FileNotFoundError, ValueError: the model cannot be loaded.
     """
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     with tempfile.TemporaryDirectory() as temporary:
@@ -126,7 +126,7 @@ def _installed(modules: Sequence[str]) -> bool:
 
 
 def _theirs(folder: Path) -> tuple[Any, Any]:
-    """The model and the tokenizer as transformers loads them, which must not run code of the folder."""
+    """Model and tokenizer loaded by transformers, without running code of the folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return (
@@ -139,20 +139,20 @@ def _theirs(folder: Path) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """Logits of random ids, ids of a text, and the greedy continuation of a prompt."""
+    """Compare logits of random ids, ids of a text, and the greedy continuation of a prompt."""
     theirs, tokenizer = _theirs(folder)
     shape = reader.model.shape
     ids = torch.randint(
         shape.vocab_size, (2, min(shape.sequence_length, 64)), generator=torch.Generator().manual_seed(0)
     )
-    logits, others = reader.model(ids), theirs(ids, use_cache=False).logits.float()
-    place = (logits - others).abs().argmax()
-    scale = max(1.0, float(others.abs().max()))
+    logits, their_logits = reader.model(ids), theirs(ids, use_cache=False).logits.float()
+    place = (logits - their_logits).abs().argmax()
+    scale = max(1.0, float(their_logits.abs().max()))
     yield Finding(
         "transformers",
         "logit that differs most",
         float(logits.flatten()[place]),
-        float(others.flatten()[place]),
+        float(their_logits.flatten()[place]),
         1e-4 * scale,
     )
     text = TEXTS[1]["text"]
@@ -162,7 +162,7 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
     yield Finding("transformers", "ids of a text that are the same", len(reader.encode(text)), same)
     prompt = reader.encode(PAIRS[0]["prompt"])
     ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
-    told = theirs.generate(
+    their_ids = theirs.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=NEW_TOKENS,
@@ -170,12 +170,12 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
         eos_token_id=sorted(reader.stops),
         pad_token_id=reader.prefix,
     )[0, len(prompt) :].tolist()
-    told = [token for token in told if token not in reader.stops]
+    their_ids = [token for token in their_ids if token not in reader.stops]
     yield Finding(
         "transformers",
         "greedy ids that are the same",
-        max(len(ours), len(told)),
-        sum(a == b for a, b in zip(ours, told, strict=False)),
+        max(len(ours), len(their_ids)),
+        sum(a == b for a, b in zip(ours, their_ids, strict=False)),
     )
 
 
@@ -200,7 +200,7 @@ OUR_TASKS: dict[str, dict[str, Any]] = {
 
 
 def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """Scores of a few questions and texts, one of them longer than a little model's context."""
+    """Compare scores of a few questions and texts, one of them longer than a small model's context."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -215,7 +215,7 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
             "metadata: {version: 1.0}\n"
         )
     model, tokenizer = _theirs(folder)
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=reader.length),
         tasks=[f"gristmill_{kind}" for kind in LM_EVAL_TASKS],
         bootstrap_iters=0,
@@ -225,7 +225,7 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
         task = Task.model_validate({"name": kind, "kind": kind, "path": str(work / f"{kind}.jsonl"), **OUR_TASKS[kind]})
         ours = answer_task(reader, task, read_task(task), 0, 1).summary
         for name in metrics.split():
-            theirs = float(found[f"gristmill_{kind}"][f"{name},none"])
+            theirs = float(results[f"gristmill_{kind}"][f"{name},none"])
             yield Finding(
                 "lm-evaluation-harness",
                 f"{kind.replace('_', ' ')}: {name}",
@@ -236,9 +236,9 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
 
 
 def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """The losses of TRL's trainers for fine-tuning and for preferences, each on a batch that TRL itself has made."""
+    """Compare losses of TRL's trainers for fine-tuning and preferences, each on a batch made by TRL."""
     if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
-        # The trainers of transformers refuse a model whose matrices are all rounded.
+        # transformers' Trainer refuses a model whose matrices are all quantized.
         yield Finding("TRL", "-", unasked="takes no model in 8 bits")
         return
     import trl
@@ -282,13 +282,17 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
 def _trl_preferences(
     reader: Reader, model: Any, tokenizer: Any, pairs: Any, trainer: Any, settings: Any
 ) -> Iterator[Finding]:
-    # The reference is another model than the policy, so that the loss is not the same for every model.
-    other = copy.deepcopy(model)
+    # The reference differs from the policy; otherwise the loss would be the same for every model.
+    reference_model = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in reference_model.parameters():
             parameter.mul_(0.9)
     theirs = trainer(
-        model=copy.deepcopy(model), ref_model=other, args=settings, train_dataset=pairs, processing_class=tokenizer
+        model=copy.deepcopy(model),
+        ref_model=reference_model,
+        args=settings,
+        train_dataset=pairs,
+        processing_class=tokenizer,
     )
     batch = theirs.data_collator(list(theirs.train_dataset))
     ids, scored = batch["input_ids"], batch["completion_mask"].bool()
@@ -328,9 +332,9 @@ REFEREES: list[tuple[str, tuple[str, ...], Ask]] = [
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print the findings for people, those of each referee beneath its name."""
+    """Print the findings as a table per referee."""
     console = plain_console()
-    for referee, group in groupby(findings, lambda one: one.referee):
+    for referee, group in groupby(findings, lambda finding: finding.referee):
         console.print(Text(referee, style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(overflow="fold")
@@ -338,10 +342,16 @@ def print_findings(findings: Sequence[Finding]) -> None:
             table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_row("measure", "ours", "theirs", "gap", "", style="dim")
-        for one in group:
-            if one.gap is None:
-                console.print(Text(one.verdict))
+        for finding in group:
+            if finding.gap is None:
+                console.print(Text(finding.verdict))
             else:
-                table.add_row(one.measure, f"{one.ours:.6g}", f"{one.theirs:.6g}", f"{one.gap:.1e}", one.verdict)
+                table.add_row(
+                    finding.measure,
+                    f"{finding.ours:.6g}",
+                    f"{finding.theirs:.6g}",
+                    f"{finding.gap:.1e}",
+                    finding.verdict,
+                )
         if table.row_count > 1:
             console.print(table)
