@@ -28,12 +28,12 @@ tasks:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows nothing, and a file of tasks beside it."""
+    """An untrained model, and a file of tasks beside it."""
     folder = tmp_path_factory.mktemp("model")
     write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270), folder)
     shape = shape_of(Model(layers=1, width=16, heads=2), 270, 32)
     with torch.device("meta"):
-        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
     save_model(folder, shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()})
     (folder / "colours.jsonl").write_text('{"q": "rose", "a": "red"}\n{"q": "sky", "a": "B"}\n')
     (folder / "lines.txt").write_text("red blue\nsky grass rose\n")
@@ -41,45 +41,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_is_asked_the_tasks_of_a_file(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml"), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["colours"]["items"] == 2
-    # A model that knows nothing gives every byte about as much as every id: log2(270) bits a token.
-    tokens, size = found["lines"]["tokens"], len("red blue") + len("sky grass rose")
-    assert found["lines"]["bits_per_byte"]["value"] == pytest.approx(8.077 * tokens / size, rel=0.02)
+def evaluate(folder: Path, tasks: Path, *options: str) -> dict[str, Any]:
+    """Run `gristmill evaluate` on a model folder; returns its JSON."""
+    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tasks), "--json", *options])
+    assert result.exit_code == 0, result.output
+    summaries: dict[str, Any] = json.loads(result.stdout)
+    return summaries
 
 
-def test_the_chat_template_is_asked_through_where_that_is_wanted(folder: Path) -> None:
-    def asked(tasks: str, *options: str) -> dict[str, Any]:
-        (folder / "asked.yaml").write_text(tasks)
-        done = CliRunner().invoke(
-            app, ["evaluate", str(folder), "--tasks", str(folder / "asked.yaml"), "--json", *options]
-        )
-        assert done.exit_code == 0, done.output
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+def test_tasks_of_a_file_are_evaluated(folder: Path) -> None:
+    summaries = evaluate(folder, folder / "tasks.yaml")
+    assert summaries["colours"]["items"] == 2
+    # An untrained model gives all ids about the same probability: log2(270) bits per token.
+    tokens, size = summaries["lines"]["tokens"], len("red blue") + len("sky grass rose")
+    assert summaries["lines"]["bits_per_byte"]["value"] == pytest.approx(8.077 * tokens / size, rel=0.02)
 
-    plain, by_option = asked(TASKS), asked(TASKS, "--apply-chat-template")
-    by_task = asked(TASKS.replace("answer: a", "answer: a, chat_template: true"))
+
+def test_the_chat_template_is_applied_by_option_or_task(folder: Path) -> None:
+    chat_tasks = folder / "chat.yaml"
+    chat_tasks.write_text(TASKS.replace("answer: a", "answer: a, chat_template: true"))
+    plain = evaluate(folder, folder / "tasks.yaml")
+    by_option = evaluate(folder, folder / "tasks.yaml", "--apply-chat-template")
+    by_task = evaluate(folder, chat_tasks)
     assert by_option == by_task
     assert by_option["colours"]["brier"] != plain["colours"]["brier"]
     assert by_option["lines"] == plain["lines"]
 
 
 def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")], env={"COLUMNS": "80"}
     )
-    assert done.exit_code == 0, done.output
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "acc_norm" in done.stdout
-    assert " to " in done.stdout
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "acc_norm" in result.stdout
+    assert " to " in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
         ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
@@ -88,17 +88,17 @@ def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -
         ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
     ],
 )
-def test_what_cannot_be_asked_is_said(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_task_files_are_refused_with_the_reason(folder: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tasks.yaml").write_text(text)
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")])
-    assert done.exit_code == 2
-    assert sentence in done.output
+    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")])
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_a_folder_without_a_model_is_named(folder: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")])
-    assert done.exit_code == 2
-    assert str(tmp_path / "config.json") in done.output.replace("\n", "")
+    result = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")])
+    assert result.exit_code == 2
+    assert str(tmp_path / "config.json") in result.output.replace("\n", "")
 
 
 RED_TEAM = """
@@ -118,43 +118,31 @@ def team(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "team.yaml"
 
 
-def test_a_folder_is_asked_what_a_red_team_asks_alone_or_beside_tasks(folder: Path, team: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json"])
-    assert done.exit_code == 0, done.output
-    alone = json.loads(done.stdout)
+def test_red_teams_are_evaluated_alone_and_beside_tasks(folder: Path, team: Path) -> None:
+    alone = evaluate(folder, team)
     assert set(alone) == {"red_team"}
     sets = alone["red_team"]["sets"]
-    assert {name: (one["prompts"], one["not_asked"]) for name, one in sets.items()} == {
-        "advbench": (2, 0),
-        "xstest": (2, 0),
-    }
-    assert (
-        sets["advbench"]["measures"]["refused"]["all"]["value"],
-        sets["xstest"]["measures"]["over_refused"]["all"]["units"],
-    ) == (0.0, 1)
+    assert [(prompts["prompts"], prompts["not_asked"]) for prompts in sets.values()] == [(2, 0), (2, 0)]
+    assert sets["advbench"]["measures"]["refused"]["all"]["value"] == 0.0
+    assert sets["xstest"]["measures"]["over_refused"]["all"]["units"] == 1
     team.write_text(RED_TEAM + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n")
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json"])
-    assert done.exit_code == 0, done.output
-    both = json.loads(done.stdout)
+    both = evaluate(folder, team)
     assert both["red_team"] == alone["red_team"]
     assert both["lines"]["items"] == 1
 
 
-def test_the_red_team_asks_through_the_chat_template_where_that_is_wanted(folder: Path, team: Path) -> None:
-    def answers(*options: str) -> list[str]:
-        done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team), "--json", *options])
-        assert done.exit_code == 0, done.output
-        return [one["answer"] for one in json.loads(done.stdout)["red_team"]["worst"]]
-
-    assert answers() != answers("--apply-chat-template")
+def test_the_chat_template_is_applied_to_prompts_of_red_teams(folder: Path, team: Path) -> None:
+    plain = evaluate(folder, team)["red_team"]["worst"]
+    chat = evaluate(folder, team, "--apply-chat-template")["red_team"]["worst"]
+    assert [answer["answer"] for answer in plain] != [answer["answer"] for answer in chat]
 
 
-def test_the_table_shows_what_a_red_team_measured(folder: Path, team: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"})
-    assert done.exit_code == 0, done.output
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "refuses unsafe prompts" in done.stdout
-    assert "0.0000 to 0.6576" in done.stdout  # Wilson, 0 of 2
+def test_the_table_shows_measures_of_red_teams(folder: Path, team: Path) -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "refuses unsafe prompts" in result.stdout
+    assert "0.0000 to 0.6576" in result.stdout  # Wilson, 0 of 2
 
 
 def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) -> None:

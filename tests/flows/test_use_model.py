@@ -1,4 +1,4 @@
-"""A trained model in use: in the terminal, over a file, and served to a stage."""
+"""Models in use: `chat`, `generate`, `verify`, and the server of model folders."""
 
 from __future__ import annotations
 
@@ -44,18 +44,17 @@ from gristmill.train.stages.export import exported_tensors
 
 API_KEY = "key-of-the-tests"
 DEADLINE_SECONDS = 120.0
-SAID = [{"role": "user", "content": "red blue"}]
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training's folder in a store, beside the tokenizer's."""
+    """Folder of a training stage in a store that also has its tokenizer."""
     store = tmp_path_factory.mktemp("store")
     stage, tokenizer = store / "sft" / "tiny--12", store / "tokenizer" / "tiny--34" / "data"
     write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300), tokenizer)
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
     with torch.device("meta"):
-        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
     save_model(
         stage / "data" / "model",
         shape,
@@ -67,7 +66,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(stage: Path) -> Path:
-    """The same model as `export` writes it: without what only trainings need."""
+    """The same model as `export` writes it."""
     model, folder = find_model(str(stage), None), stage.parent / "exported"
     language = open_language_model(model.weights, model.tokenizer)
     folder.mkdir()
@@ -78,101 +77,97 @@ def exported(stage: Path) -> Path:
     return folder
 
 
-def test_a_model_is_found_in_a_stages_folder_its_data_and_an_export(stage: Path, exported: Path) -> None:
-    for given in (stage, stage / "data", stage / "data" / "model"):
-        assert find_model(str(given), None).weights == stage / "data" / "model"
-        assert find_model(str(given), None).tokenizer == stage.parent.parent / "tokenizer" / "tiny--34" / "data"
+def test_models_are_found_in_folders_of_stages_and_exports(stage: Path, exported: Path) -> None:
+    for folder in (stage, stage / "data", stage / "data" / "model"):
+        assert find_model(str(folder), None).weights == stage / "data" / "model"
+        assert find_model(str(folder), None).tokenizer == stage.parent.parent / "tokenizer" / "tiny--34" / "data"
     assert find_model(str(exported), None).tokenizer == exported
     with pytest.raises(ModelNotFoundError, match=r"config\.json does not exist"):
         find_model(str(stage.parent), None)
 
 
-def test_a_file_of_prompts_is_completed_and_the_folder_or_a_draft_changes_nothing(
+def test_completions_depend_on_the_seed_but_not_on_folder_draft_or_batch(
     stage: Path, exported: Path, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(
-            json.dumps(one) + "\n"
-            for one in (
-                {"id": 1, "prompt": "red"},
-                {"id": 2, "messages": SAID},
-                {"id": 3, "prompt": "sky grass rose one two"},
-            )
-        )
+    records = (
+        {"id": 1, "prompt": "red"},
+        {"id": 2, "messages": [{"role": "user", "content": "red blue"}]},
+        {"id": 3, "prompt": "sky grass rose one two"},
     )
+    prompts.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def lines(model: Path, *options: str) -> list[dict[str, Any]]:
         out = tmp_path / "out.jsonl"
-        done = CliRunner().invoke(
+        result = CliRunner().invoke(
             app, ["generate", str(model), str(prompts), "--max-new-tokens", "12", "--out", str(out), *options]
         )
-        assert done.exit_code == 0, done.output
+        assert result.exit_code == 0, result.output
         return [json.loads(line) for line in out.read_text().splitlines()]
 
-    found = lines(stage)
-    assert [line["id"] for line in found] == [1, 2, 3]
-    assert all(line["finish_reason"] in ("stop", "length") and 0 < line["completion_tokens"] <= 12 for line in found)
-    assert lines(exported) == found
-    assert lines(stage, "--draft", str(exported), "--batch", "2") == found
-    warm = lines(stage, "--temperature", "1.5", "--seed", "3")
-    assert warm != found
-    assert lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == warm
-    text = found[0]["completion"]
+    greedy = lines(stage)
+    assert [line["id"] for line in greedy] == [1, 2, 3]
+    assert all(line["finish_reason"] in ("stop", "length") and 0 < line["completion_tokens"] <= 12 for line in greedy)
+    assert lines(exported) == greedy
+    assert lines(stage, "--draft", str(exported), "--batch", "2") == greedy
+    sampled = lines(stage, "--temperature", "1.5", "--seed", "3")
+    assert sampled != greedy
+    assert lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == sampled
+    text = greedy[0]["completion"]
     cut = lines(stage, "--stop", text[3:5])[0]
     assert cut["completion"] == text[: text.index(text[3:5])]
     assert cut["finish_reason"] == "stop"
 
 
-def test_a_prompt_that_is_too_long_or_refused_is_an_error_of_its_line(stage: Path, tmp_path: Path) -> None:
+def test_long_and_refused_prompts_are_errors_of_their_lines(stage: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     good = json.dumps({"id": 1, "prompt": "red"})
     bad = [{"id": 2, "prompt": "red " * 400}, {"id": 3, "messages": [{"role": "user", "content": "a <|end|>"}]}]
 
     def run(text: str) -> tuple[Any, list[dict[str, Any]]]:
         prompts.write_text(text)
-        done = CliRunner().invoke(
+        result = CliRunner().invoke(
             app, ["generate", str(stage), str(prompts), "--max-new-tokens", "6", "--out", str(out)]
         )
-        return done, [json.loads(line) for line in out.read_text().splitlines()]
+        return result, [json.loads(line) for line in out.read_text().splitlines()]
 
     alone = run(good + "\n")[1]
-    done, found = run(f"\n{json.dumps(bad[0])}\n{good}\n{json.dumps(bad[1])}\n")
-    assert done.exit_code == 1
-    assert "2 of 3 prompts could not be completed" in done.output
-    assert "line 2: a prompt has" in " ".join(done.output.split())
-    assert [set(line) & {"error", "completion"} for line in found] == [{"error"}, {"completion"}, {"error"}]
-    assert found[1:2] == alone
-    assert found[0]["error"].startswith("a prompt has")
-    assert "<|end|>" in found[2]["error"]
+    result, lines = run(f"\n{json.dumps(bad[0])}\n{good}\n{json.dumps(bad[1])}\n")
+    assert result.exit_code == 1
+    assert "2 of 3 prompts could not be completed" in result.output
+    assert "line 2: a prompt has" in " ".join(result.output.split())
+    assert [set(line) & {"error", "completion"} for line in lines] == [{"error"}, {"completion"}, {"error"}]
+    assert lines[1:2] == alone
+    assert lines[0]["error"].startswith("a prompt has")
+    assert "<|end|>" in lines[2]["error"]
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "message"),
     [("{", "line 1: not JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")],
 )
-def test_a_line_that_is_no_prompt_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
+def test_lines_without_a_prompt_are_named(stage: Path, tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
-    done = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
-    assert done.exit_code == 2
-    assert sentence in done.output
+    result = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
+    assert result.exit_code == 2
+    assert message in result.output
 
 
-def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_cleared(stage: Path) -> None:
-    def said(*lines: str) -> list[str]:
-        done = CliRunner().invoke(
+def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> None:
+    def chat(*lines: str) -> list[str]:
+        result = CliRunner().invoke(
             app, ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"], input="\n".join(lines) + "\n"
         )
-        assert done.exit_code == 0, done.output
-        return done.stdout.split("\n")
+        assert result.exit_code == 0, result.output
+        return result.stdout.split("\n")
 
-    alone, twice = said("red"), said("red", "red", "/exit")
-    assert twice[: len(alone) - 1] == alone[:-1]
-    assert twice != [*alone[:-1], *alone]
-    assert said("red", "/clear", "red") == [*alone[:-1], "(started over)", *alone]
-    assert "not answered: a prompt has" in "\n".join(said("red " * 300))
-    assert said("/trace", "red", "/trace")[0] == "(no answer yet)"
-    assert "(a folder does not record what its model has read;" in "\n".join(said("red", "/trace"))
+    once, twice = chat("red"), chat("red", "red", "/exit")
+    assert twice[: len(once) - 1] == once[:-1]
+    assert twice != [*once[:-1], *once]
+    assert chat("red", "/clear", "red") == [*once[:-1], "(started over)", *once]
+    assert "not answered: a prompt has" in "\n".join(chat("red " * 300))
+    assert chat("/trace", "red", "/trace")[0] == "(no answer yet)"
+    assert "(a folder does not record what its model has read;" in "\n".join(chat("red", "/trace"))
 
 
 @pytest.fixture
@@ -187,9 +182,11 @@ def served(language: LanguageModel, scheduler: Scheduler) -> Iterator[int]:
     with ModelServer(language, scheduler, 0, API_KEY) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def post(
@@ -305,7 +302,7 @@ def test_generation_stops_for_a_client_that_leaves(language: LanguageModel, monk
 
 
 @pytest.mark.referee
-def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
+def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
     stage: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
@@ -313,13 +310,12 @@ def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
         monkeypatch.setenv(name, "1")
     from gristmill.flows.models import referees
 
-    done = CliRunner().invoke(app, ["verify", str(stage), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout[done.stdout.index("[\n") :])
-    assert {one["verdict"] for one in found} <= {"agrees", "is not installed"}
-    assert {one["referee"] for one in found} == {"transformers", "lm-evaluation-harness", "TRL"}
-    assert len({one["measure"] for one in found if one["referee"] == "transformers"}) == 3
-    # A model that computes something else than its folder says is found out; software that is absent is named.
+    result = CliRunner().invoke(app, ["verify", str(stage), "--json"])
+    assert result.exit_code == 0, result.output
+    findings = json.loads(result.stdout[result.stdout.index("[\n") :])
+    assert {finding["verdict"] for finding in findings} <= {"agrees", "is not installed"}
+    assert {finding["referee"] for finding in findings} == {"transformers", "lm-evaluation-harness", "TRL"}
+    assert len({finding["measure"] for finding in findings if finding["referee"] == "transformers"}) == 3
     original = referees.load_model
 
     def damaged(folder: Path) -> Llama:
@@ -330,20 +326,20 @@ def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
 
     monkeypatch.setattr(referees, "load_model", damaged)
     monkeypatch.setattr(referees, "_installed", lambda modules: modules == ("transformers",))
-    done = CliRunner().invoke(app, ["verify", str(exported)])
-    assert done.exit_code == 1
-    assert "DISAGREES" in done.stdout
-    assert done.stdout.count("is not installed") == 2
+    result = CliRunner().invoke(app, ["verify", str(exported)])
+    assert result.exit_code == 1
+    assert "DISAGREES" in result.stdout
+    assert result.stdout.count("is not installed") == 2
 
 
-def test_trl_which_trains_no_rounded_model_is_not_asked_about_one(tmp_path: Path) -> None:
+def test_trl_is_not_asked_about_quantized_models(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}})
     ask = next(ask for name, _, ask in REFEREES if name == "TRL")
-    (found,) = ask(cast(Any, None), tmp_path, tmp_path)
-    assert (found.verdict, found.gap) == ("takes no model in 8 bits", None)
+    (finding,) = ask(cast(Any, None), tmp_path, tmp_path)
+    assert (finding.verdict, finding.gap) == ("takes no model in 8 bits", None)
 
 
-def test_a_folder_is_served_for_as_long_as_it_is_asked(exported: Path, tmp_path: Path) -> None:
+def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) -> None:
     model = AskedModel(folder=OutsidePath(exported), max_tokens=4)
     requests = [prompt(text) for text in ("red blue", "one two", "red blue")]
     for _ in range(2):
