@@ -26,7 +26,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
 from gristmill.flows.models.find_model import find_model
-from gristmill.mixtures.yaml_text import problems_of
 from gristmill.train.generation.language_model import LanguageModel, open_language_model
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
@@ -135,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             completion = server.complete(ChatRequest.model_validate_json(content), self._client_left)
         except ValidationError as error:
-            self._refuse(HTTPStatus.BAD_REQUEST, problems_of(error))
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"])) or "body"
+            self._refuse(HTTPStatus.BAD_REQUEST, f"{field}: {problem['msg']}")
         except ValueError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except EngineStoppedError as error:
