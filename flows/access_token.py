@@ -1,7 +1,7 @@
-"""Access tokens of gristmill's servers: every user of a machine reaches its loopback address.
+"""Access tokens of gristmill's servers, because every user of a machine can reach its loopback address.
 
-A server prints its address with a token. A browser that opens this address gets a cookie, which no script can read and
-no other site can send; other clients send the token as `Authorization: Bearer TOKEN`. Everything else is answered 403.
+A server prints its address with a token. A browser that opens the address gets a cookie, which scripts cannot read and
+other sites cannot send; other clients send the token as `Authorization: Bearer TOKEN`. All other requests get a 403.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ REFUSAL = "403: open the address with its token, as the server printed it when i
 
 @dataclass(frozen=True)
 class AccessToken:
-    """The secret of one server.
+    """Secret of one server.
 
     Attributes:
         value: the token.
-        port: of the server. Browsers send cookies to every port of a host, so that its name has the port.
+        port: the server's port. It is part of the cookie's name, as browsers send cookies to every port of a host.
     """
 
     value: str
@@ -35,7 +35,7 @@ class AccessToken:
 
     @classmethod
     def fresh(cls, port: int) -> AccessToken:
-        """A random token."""
+        """Generate a random token."""
         return cls(secrets.token_urlsafe(TOKEN_BYTES), port)
 
     @property
@@ -45,15 +45,15 @@ class AccessToken:
 
     @property
     def set_cookie(self) -> str:
-        """The header that gives a browser the cookie, until it is closed."""
+        """Value of the `Set-Cookie` header; the cookie lasts until the browser is closed."""
         return f"{self.cookie}={self.value}; Path=/; HttpOnly; SameSite=Strict"
 
     def url(self, host: str, path: str = "/") -> str:
-        """An address of the server that signs a browser in."""
+        """Return an address of the server that signs in a browser."""
         return f"http://{host}:{self.port}{path}?{urlencode({PARAMETER: self.value})}"
 
     def admits(self, cookies: str, authorization: str) -> bool:
-        """Whether the headers `Cookie` and `Authorization` of a request hold the token."""
+        """Return True if the header `Cookie` or `Authorization` of a request has the token."""
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.matches(credentials.strip()):
             return True
@@ -64,25 +64,25 @@ class AccessToken:
         return morsel is not None and self.matches(morsel.value)
 
     def matches(self, text: str) -> bool:
-        """Whether a text is the token, compared in constant time."""
+        """Compare a text with the token in constant time."""
         return hmac.compare_digest(text.encode(errors="replace"), self.value.encode())
 
     def signed_in_path(self, path: str, query: str) -> str | None:
-        """The address without its token, to which a browser with the right one is sent; None without it."""
+        """Return the path and query without the token, or None if the query does not have the right token."""
         parameters = parse_qsl(query, keep_blank_values=True)
         if not any(name == PARAMETER and self.matches(value) for name, value in parameters):
             return None
-        kept = urlencode([(name, value) for name, value in parameters if name != PARAMETER])
+        remaining = urlencode([(name, value) for name, value in parameters if name != PARAMETER])
         # Browsers read two slashes, or a backslash, as the name of another host.
-        return "/" + path.lstrip("/\\") + (f"?{kept}" if kept else "")
+        return "/" + path.lstrip("/\\") + (f"?{remaining}" if remaining else "")
 
 
 class SignIn:
-    """An ASGI application behind an access token.
+    """ASGI application protected by an access token.
 
     Args:
         app: the application.
-        token: of its server.
+        token: the server's token.
     """
 
     def __init__(self, app: Any, token: AccessToken) -> None:

@@ -1,4 +1,4 @@
-"""`gristmill export-tokens`: the packed set of a manifest, in the formats that other trainers read."""
+"""Export of a manifest's packed set in the token formats of other trainers (`gristmill export-tokens`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gristmill.flows.stages.registry import MIX, PRETRAIN
 
 
 class NothingToExportError(LookupError):
-    """The manifest has no packed set."""
+    """A manifest without a packed set, or an unusable destination."""
 
 
 def export_from(session: Session, form: str, out: str, order: str, split: str, shard_tokens: int) -> dict[str, Any]:
@@ -19,15 +19,15 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
 
     Args:
         session: the opened manifest.
-        form: see `exporting.export.FORMATS`.
+        form: one of `exported_files.FORMATS`.
         out: folder or URL.
-        order: `trained` (one epoch in the order of pre-training, which without a section `pretrain` has the manifest's
-            seed; held-out rows have no such order), or `stored`.
+        order: `trained` (one epoch in the order of pre-training, seeded by the manifest if it has no section
+            `pretrain`; held-out rows are always in stored order), or `stored`.
         split: `train` or `validation`.
-        shard_tokens: most tokens per file.
+        shard_tokens: maximum tokens per file.
 
     Raises:
-        NothingToExportError: the mixture is not packed yet.
+        NothingToExportError: the mixture is not packed yet, or `out` cannot be opened.
     """
     from gristmill.core.files import as_path
     from gristmill.tokenize.exporting.exported_files import export_tokens
@@ -40,7 +40,7 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
         folder: Path = as_path(out)
     except (ValueError, ImportError) as error:
         raise NothingToExportError(
-            f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such as s3://bucket/folder"
+            f"{out}: {error}; give a folder, or a URL that the installed fsspec can open, such as s3://bucket/folder"
         ) from error
     return export_tokens(PackedSet(inputs[MIX]), folder, form, split, _seed(session, order, split), shard_tokens)
 

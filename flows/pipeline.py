@@ -1,6 +1,6 @@
-"""The Prefect flows: `gristmill` runs a manifest, `gristmill-stage` one stage of it. One task per stage.
+"""Prefect flows: `gristmill` runs a manifest, `gristmill-stage` one stage of it. Each stage is one task.
 
-Prefect shows and triggers; skipping, resuming and committing are the store's. A tracking error never fails a stage.
+Prefect displays and triggers runs; the store skips, resumes and commits stages. A tracking error never fails a stage.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import LAST
 
 TRAINING_TAG = "gristmill-training"
-"""Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""
+"""Tag of training tasks. A server may limit how many of them run at a time (`gristmill up` does)."""
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
-"""The display of the terminal that called the flow, where one did."""
+"""Display of the terminal that called the flow, if any."""
 server_of_caller: contextvars.ContextVar[ForkServer | None] = contextvars.ContextVar("server", default=None)
-"""What that terminal lets stages be forked from."""
+"""Fork server of that terminal."""
 session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
-"""What that terminal has opened; the parameters that Prefect gets are masked."""
+"""Session of that terminal; the parameters that Prefect records are masked."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What the tasks of a flow work with. It is no parameter of theirs: Prefect would take it for what ties them."""
+    """Context of a flow's tasks. Not a task parameter: Prefect would infer a dependency between the tasks from it."""
 
     session: Session
     runner: Runner
@@ -69,10 +69,10 @@ carried: contextvars.ContextVar[Carried] = contextvars.ContextVar("carried")
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_stage(stage: str, workers: int) -> State:
-    """Bring one stage to its committed output; the state is named after how it got there."""
-    own = carried.get()
+    """Run one stage until its output is committed; the state's name is the outcome: Cached, Completed or Resumed."""
+    flow_context = carried.get()
     try:
-        outcome = own.runner.run_stage(stage, stage in own.force, workers)
+        outcome = flow_context.runner.run_stage(stage, stage in flow_context.force, workers)
     except RunStoppedError:
         return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(outcome.note or str(outcome.folder.path)))
@@ -80,34 +80,34 @@ def run_stage(stage: str, workers: int) -> State:
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_stage_elsewhere(stage: str, deployment: str) -> State:
-    """Let a run of another deployment make a stage, and take note of what it has committed."""
-    own = carried.get()
-    force = stage in own.force
+    """Run a stage in another deployment, and report the output that it committed."""
+    flow_context = carried.get()
+    force = stage in flow_context.force
     try:
-        if force or own.runner.folder(stage).state() != "committed":
+        if force or flow_context.runner.folder(stage).state() != "committed":
             try:
-                run_elsewhere(own.session, stage, deployment, force, own.runner.processes.check)
+                run_elsewhere(flow_context.session, stage, deployment, force, flow_context.runner.processes.check)
             except StageFailedError as error:
-                own.runner.observer.stage_failed(own.runner.plan[stage], mask_text(str(error)))
+                flow_context.runner.observer.stage_failed(flow_context.runner.plan[stage], mask_text(str(error)))
                 raise
-        outcome = own.runner.run_stage(stage)
+        outcome = flow_context.runner.run_stage(stage)
     except RunStoppedError:
         return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(f"by {deployment}: {outcome.folder.path}"))
 
 
 def _stopped() -> State:
-    """How a task ends whose flow was ended: cancelled where that was asked for, else by the signal."""
+    """Return the state of a task whose flow was stopped: cancelled on request, otherwise ended by the signal."""
     if not is_being_cancelled():
         raise TerminationSignal(signal.SIGTERM)
     return Cancelled(message=CANCELLED)
 
 
 def name_of_run() -> str:
-    """The name of the current run of `gristmill` or `gristmill-stage`."""
-    given = flow_run.parameters
-    name = run_name(given["manifest"], given.get("overrides", ()))
-    return f"{given['stage']} of {name}" if "stage" in given else name
+    """Return the name of the current run of `gristmill` or `gristmill-stage`."""
+    parameters = flow_run.parameters
+    name = run_name(parameters["manifest"], parameters.get("overrides", ()))
+    return f"{parameters['stage']} of {name}" if "stage" in parameters else name
 
 
 @flow(name="gristmill", flow_run_name=name_of_run, persist_result=False, log_prints=False)
@@ -123,12 +123,12 @@ def gristmill(
 
     Args:
         manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
-        until: The last stage to run. Stages that the manifest leaves out are passed over.
-        force: Stages to rebuild although they are committed.
+        until: The last stage to run. Stages that the manifest leaves out are skipped.
+        force: Stages to rebuild even if they are committed.
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
-        training_deployment: Deployment that runs the stages which train, such as gristmill-stage/gpu. It must see the
-            same manifest and store. Empty to train where this run is.
+        training_deployment: Deployment that runs the training stages, such as gristmill-stage/gpu. It must see the
+            same manifest and store. Empty to train on the machine of this run.
     """
     with owned_run():
         try:
@@ -151,7 +151,7 @@ def gristmill_stage(
     Args:
         manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
         stage: The stage to run.
-        force: Rebuild it although it is committed.
+        force: Rebuild the stage even if it is committed.
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
     """
@@ -164,7 +164,7 @@ def gristmill_stage(
 
 
 def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exactly: bool) -> Session:
-    """Open a manifest; where it is refused, all that is wrong with it is shown in the run before it fails."""
+    """Open a manifest; if it is invalid, publish its problems in the run before the run fails."""
     opened = session_of_caller.get()
     if opened is not None:
         return opened
@@ -175,32 +175,32 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
 
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
-    """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
+    """Run stages as tasks that wait for their inputs, and return the folder of the run's record."""
     session.forget_kept(force)
     observer = PrefectObserver(observer_of_caller.get())
     record = session.start_record()
-    called = server_of_caller.get()
-    server = nullcontext(called) if called is not None else session.stage_server(stages, force)
-    begun: dict[str, Any] = {}
-    draw_ahead = drawing_ahead(session)
+    caller_server = server_of_caller.get()
+    server = nullcontext(caller_server) if caller_server is not None else session.stage_server(stages, force)
+    futures: dict[str, Any] = {}
+    prerender = drawing_ahead(session)
 
     def finish(stage: str, future: Any) -> None:
         future.result()
-        draw_ahead(stage)
+        prerender(stage)
 
     def start(stage: str, workers: int) -> Any:
-        needed = [begun[name] for name in session.plan[stage].inputs if name in begun]
+        upstream = [futures[name] for name in session.plan[stage].inputs if name in futures]
         if training_deployment and _trains(session, stage):
-            elsewhere = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
-            begun[stage] = elsewhere.submit(stage, training_deployment, wait_for=needed)
+            remote_task = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
+            futures[stage] = remote_task.submit(stage, training_deployment, wait_for=upstream)
         else:
             tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(session, stage) else [])}
-            begun[stage] = _named(run_stage, stage, tags).submit(stage, workers, wait_for=needed)
-        return begun[stage]
+            futures[stage] = _named(run_stage, stage, tags).submit(stage, workers, wait_for=upstream)
+        return futures[stage]
 
     try:
-        with record.until_end(), server as forking:
-            runner = session.runner(Observers(record, observer), forking)
+        with record.until_end(), server as fork_server:
+            runner = session.runner(Observers(record, observer), fork_server)
             carried.set(Carried(session, runner, force))
             run_jobs(
                 jobs_of(session.plan, stages, runner.engine),
@@ -210,7 +210,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
                 runner.processes.stop,
             )
     except CancelledRun:
-        # What the task was ended by; how the run ends is up to whoever has started it.
+        # The task was cancelled with its flow; the process that started the flow decides how the run ends.
         raise TerminationSignal(signal.SIGTERM) from None
     finally:
         observer.close()
