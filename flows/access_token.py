@@ -74,7 +74,8 @@ class AccessToken:
             return None
         remaining = urlencode([(name, value) for name, value in parameters if name != PARAMETER])
         # Browsers read two slashes, or a backslash, as the name of another host.
-        return "/" + path.lstrip("/\\") + (f"?{remaining}" if remaining else "")
+        local_path = "/" + path.lstrip("/\\")
+        return f"{local_path}?{remaining}" if remaining else local_path
 
 
 class SignIn:
@@ -95,10 +96,10 @@ class SignIn:
             await self._app(scope, receive, send)
             return
         headers = dict(scope.get("headers", ()))
-        cookies, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"cookie", b"authorization"))
-        path = self._token.signed_in_path(
-            scope["raw_path"].decode("latin-1"), scope.get("query_string", b"").decode("latin-1")
-        )
+        cookies = headers.get(b"cookie", b"").decode("latin-1")
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        query = scope.get("query_string", b"").decode("latin-1")
+        path = self._token.signed_in_path(scope["raw_path"].decode("latin-1"), query)
         if path is not None and scope.get("method") == "GET":
             headers = {"set-cookie": self._token.set_cookie, "referrer-policy": "no-referrer"}
             await RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)(scope, receive, send)

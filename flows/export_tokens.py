@@ -42,12 +42,9 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
         raise NothingToExportError(
             f"{out}: {error}; give a folder, or a URL that the installed fsspec can open, such as s3://bucket/folder"
         ) from error
-    return export_tokens(PackedSet(inputs[MIX]), folder, form, split, _seed(session, order, split), shard_tokens)
-
-
-def _seed(session: Session, order: str, split: str) -> int | None:
+    seed: int | None = session.manifest.seed
     if order == "stored" or split == "validation":
-        return None
-    if PRETRAIN in session.plan:
-        return int(session.plan[PRETRAIN].config["seed"])
-    return session.manifest.seed
+        seed = None
+    elif PRETRAIN in session.plan:
+        seed = int(session.plan[PRETRAIN].config["seed"])
+    return export_tokens(PackedSet(inputs[MIX]), folder, form, split, seed, shard_tokens)

@@ -56,7 +56,7 @@ session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextV
 
 
 @dataclass(frozen=True)
-class Carried:
+class FlowContext:
     """Context of a flow's tasks. Not a task parameter: Prefect would infer a dependency between the tasks from it."""
 
     session: Session
@@ -64,15 +64,15 @@ class Carried:
     force: frozenset[str]
 
 
-carried: contextvars.ContextVar[Carried] = contextvars.ContextVar("carried")
+flow_context: contextvars.ContextVar[FlowContext] = contextvars.ContextVar("flow_context")
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_stage(stage: str, workers: int) -> State:
     """Run one stage until its output is committed; the state's name is the outcome: Cached, Completed or Resumed."""
-    flow_context = carried.get()
+    context = flow_context.get()
     try:
-        outcome = flow_context.runner.run_stage(stage, stage in flow_context.force, workers)
+        outcome = context.runner.run_stage(stage, stage in context.force, workers)
     except RunStoppedError:
         return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(outcome.note or str(outcome.folder.path)))
@@ -81,16 +81,16 @@ def run_stage(stage: str, workers: int) -> State:
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_stage_elsewhere(stage: str, deployment: str) -> State:
     """Run a stage in another deployment, and report the output that it committed."""
-    flow_context = carried.get()
-    force = stage in flow_context.force
+    context = flow_context.get()
+    force = stage in context.force
     try:
-        if force or flow_context.runner.folder(stage).state() != "committed":
+        if force or context.runner.folder(stage).state() != "committed":
             try:
-                run_elsewhere(flow_context.session, stage, deployment, force, flow_context.runner.processes.check)
+                run_elsewhere(context.session, stage, deployment, force, context.runner.processes.check)
             except StageFailedError as error:
-                flow_context.runner.observer.stage_failed(flow_context.runner.plan[stage], mask_text(str(error)))
+                context.runner.observer.stage_failed(context.runner.plan[stage], mask_text(str(error)))
                 raise
-        outcome = flow_context.runner.run_stage(stage)
+        outcome = context.runner.run_stage(stage)
     except RunStoppedError:
         return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(f"by {deployment}: {outcome.folder.path}"))
@@ -190,18 +190,22 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
 
     def start(stage: str, workers: int) -> Any:
         upstream = [futures[name] for name in session.plan[stage].inputs if name in futures]
-        if training_deployment and _trains(session, stage):
-            remote_task = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
+        trains = session.plan[stage].stage.trains
+        tags = {f"stage:{stage}"}
+        if training_deployment and trains:
+            remote_task: Any = run_stage_elsewhere.with_options(name=stage, task_run_name=stage, tags=tags)
             futures[stage] = remote_task.submit(stage, training_deployment, wait_for=upstream)
         else:
-            tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(session, stage) else [])}
-            futures[stage] = _named(run_stage, stage, tags).submit(stage, workers, wait_for=upstream)
+            if trains:
+                tags.add(TRAINING_TAG)
+            local_task: Any = run_stage.with_options(name=stage, task_run_name=stage, tags=tags)
+            futures[stage] = local_task.submit(stage, workers, wait_for=upstream)
         return futures[stage]
 
     try:
         with record.until_end(), server as fork_server:
             runner = session.runner(Observers(record, observer), fork_server)
-            carried.set(Carried(session, runner, force))
+            flow_context.set(FlowContext(session, runner, force))
             run_jobs(
                 jobs_of(session.plan, stages, runner.engine),
                 runner.engine.workers,
@@ -216,11 +220,3 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
         observer.close()
         notify(session, record, publish_run(session, record))
     return str(record.folder)
-
-
-def _trains(session: Session, stage: str) -> bool:
-    return session.plan[stage].stage.trains
-
-
-def _named(task_: Any, stage: str, tags: set[str]) -> Any:
-    return task_.with_options(name=stage, task_run_name=stage, tags=tags)
