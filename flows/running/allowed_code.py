@@ -36,8 +36,8 @@ def refused_listings(manifest: Manifest, written: Written, store: Store, allow: 
                     ("sources", name, "list"),
                     (
                         f"planning would run {listing.use.reference} ({code or listing.use.distribution}) to list the files; "
-                        "read it, then allow it: gristmill plan --allow-code, or gristmill run, which runs all code of a "
-                        "manifest"
+                        "read it, then allow it with gristmill plan --allow-code, or with gristmill run, which runs all "
+                        "code of a manifest"
                     ),
                 )
             )

@@ -1,4 +1,4 @@
-"""Check before any stage runs that models can be asked: API keys are set, and endpoints listen."""
+"""Checks of model endpoints before any stage runs: API keys are set, and the endpoints accept connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 def unreachable_models(session: Session, stages: Iterable[str], force: Collection[str] = ()) -> list[str]:
-    """Messages about models that unfinished stages could not ask.
+    """Messages about models that unfinished stages could not call.
 
     An endpoint may be down if answers of the same model and settings are stored: they may suffice.
     """
@@ -56,8 +56,8 @@ def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
 
     if model.api_key_env is not None and not os.environ.get(model.api_key_env, "").strip():
         yield (
-            f"`api_key_env` of the model {model.called} names ${model.api_key_env}, which is not set here; set it "
-            "in the environment of `gristmill run`"
+            f"`api_key_env` of the model {model.called} names ${model.api_key_env}, which is not set; set it in the "
+            "environment of `gristmill run`"
         )
     if not model.endpoints or has_answers(session.store.root / ANSWERS, settings_of(model, None)):
         return
@@ -66,11 +66,11 @@ def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
         endpoint_errors = "; ".join(
             mask_text(f"{url}: {refusal}") for url, refusal in zip(model.endpoints, refusals, strict=True)
         )
-        yield f"nobody answers for the model {model.called} ({endpoint_errors}); start it, or correct `endpoint`"
+        yield f"no endpoint of the model {model.called} answers ({endpoint_errors}); start it, or correct `endpoint`"
 
 
 def _refusal(url: str) -> str | None:
-    """Reason why nothing listens at an address; None if something does, or a proxy is used."""
+    """Error of connecting to a URL; None if the connection succeeds, or a proxy is used."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     if parts.scheme in getproxies() and not proxy_bypass(host):

@@ -31,7 +31,7 @@ ANSWERS = "answers"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the stage of a folder; returns the exit code."""
+    """Run the stage of a folder, and return the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
     folder = as_path(location)
     warn_by(print_warning)
@@ -54,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
-    """Replace this process by torchrun; returns the exit code if that fails.
+    """Replace this process with torchrun; return the exit code if that fails.
 
-    A training in an object store works in a local folder (see train.loop.mirror). Of several hosts this one is the
-    leader; the others wait in `follow_leader.py` until the leader has fetched its inputs.
+    A training in an object store works in a local folder (see train.loop.store_sync). With several hosts, this one is
+    the leader; the others wait in `follow_leader.py` until the leader has fetched its inputs.
     """
     from gristmill.train.loop.store_sync import work_on
     from gristmill.train.parallel.rendezvous import hosts_of, lead
@@ -73,7 +73,7 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
                     "event": "warning",
                     "message": (
                         f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
-                        f"the same gristmill command there, or {shlex.join(rendezvous.command(folder, leads=False))}"
+                        f"the same gristmill command on them, or {shlex.join(rendezvous.command(folder, leads=False))}"
                     ),
                 }
             )

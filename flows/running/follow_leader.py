@@ -1,8 +1,8 @@
-"""Work of a host on a stage led by another one, if several hosts run a manifest together (`engine.nodes`).
+"""Work of a host on a stage led by another host, if several hosts run a manifest together (`engine.nodes`).
 
-All hosts run the same command in the same store. The host with the stage's lease is the leader; the others wait for its
-end and meanwhile start `python -m gristmill.flows.running.follow_leader STAGE_DIR INTERFACE`. It joins every attempt at a
-training as one of its hosts, and does tasks of the jobs of any other stage, until its parent ends it. All its
+All hosts run the same command in the same store. The host with the stage's lease is the leader. The others wait for the
+end of the stage, and meanwhile run `python -m gristmill.flows.running.follow_leader STAGE_DIR INTERFACE`: it joins every
+attempt at a training as one of its hosts, or does tasks of another stage's jobs, until its parent ends it. All its
 instructions are in the folder.
 """
 
@@ -26,7 +26,7 @@ from gristmill.train.parallel.rendezvous import hosts_of, read_rendezvous
 
 MODULE = "gristmill.flows.running.follow_leader"
 LOOK_SECONDS = 0.5
-"""Interval between looks for work."""
+"""Polling interval."""
 
 
 class Waiting:
@@ -41,7 +41,7 @@ class Waiting:
         self._begin = begin
 
     def __call__(self, owner: Mapping[str, Any]) -> None:
-        """Start the work of the waiting time; called once, with the owner."""
+        """Start the work done while waiting; called once, with the owner."""
         self.waited = True
         self._begin(owner)
 
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def join_trainings(folder: Path) -> None:
-    """Join every attempt at a training that another host leads, once each; a replaced attempt is over."""
+    """Join every attempt at a training that another host leads; a new attempt ends the work on the previous one."""
     joined: str | None = None
     while True:
         rendezvous = read_rendezvous(folder)

@@ -59,7 +59,7 @@ class ForkServer:
     def import_soon(self, modules: Sequence[str]) -> None:
         """Make the server import these modules first when it is idle."""
         line, theirs = socket.socketpair()
-        with line, theirs, self._lock, suppress(OSError):  # it has ended; starting a worker reports that
+        with line, theirs, self._lock, suppress(OSError):  # the server has ended; `start` reports that
             socket.send_fds(self._socket, [b"m"], [theirs.fileno()])
             line.sendall(json.dumps(list(modules)).encode() + b"\n")
 
@@ -93,7 +93,7 @@ class ForkServer:
             line.sendall(json.dumps(request).encode() + b"\n")
         except OSError as error:
             line.close()
-            raise ForkServerError(f"the process that others are forked from has ended: {error}") from error
+            raise ForkServerError(f"the fork server has ended: {error}") from error
         return Forked(line, self._process)
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class ForkServer:
         if self._parent == os.getpid():
             self._socket.close()
             if not self._has_forked:
-                self._process.kill()  # it may be importing still
+                self._process.kill()  # it may still be importing
             self._process.wait()
 
 
@@ -122,7 +122,7 @@ class Forked:
         self._answers = line.makefile("rb")
 
     def begun(self) -> int:
-        """Wait for the worker's start; returns its process number.
+        """Wait for the worker's start, and return its process number.
 
         Raises:
             ForkServerError: the server ended first.
@@ -131,12 +131,12 @@ class Forked:
         with suppress(ConnectionResetError):  # if the server had not read the request
             answer = self._answers.readline()
         if not answer:
-            raise ForkServerError(f"the process that others are forked from ended with code {self._server.wait()}")
+            raise ForkServerError(f"the fork server ended with code {self._server.wait()}")
         self.pid = int(answer)
         return self.pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return its exit code (negative: the signal that ended it); for one thread, once.
+        """Wait for its end, and return its exit code (negative: the signal that ended it). Call it once.
 
         If the server ended, its workers ended with it, and the exit code is the server's.
 
@@ -212,7 +212,7 @@ class Server:
                     importlib.import_module(self._later.pop(0))
 
     def _fork_those_ready(self) -> None:
-        """Fork the workers whose modules are all imported; none waits for the modules of another."""
+        """Fork the workers whose modules are all imported; a worker never waits for the modules of another."""
         for job in [entry for entry in self._asked_for if not _missing(entry[2])]:
             self._asked_for.remove(job)
             line, output, request = job
@@ -261,7 +261,7 @@ class Server:
                 os.dup2(output, stream)
             os.close(output)
             code = self._work(request) or 0
-        except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two servers
+        except BaseException:  # noqa: BLE001 - an exception that left here would make the worker a second server
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -270,7 +270,7 @@ class Server:
 
     def _kill_worker_of(self, line: Any) -> None:
         pid = next((pid for pid, worker_line in self._workers.items() if worker_line is line), None)
-        if pid is not None:  # else it has just ended by itself
+        if pid is not None:  # otherwise it has just ended by itself
             self._selector.unregister(line)
             os.kill(pid, signal.SIGKILL)
 
@@ -285,5 +285,5 @@ class Server:
 
 
 def _tell(line: socket.socket, number: int) -> None:
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the client has closed the line
         line.sendall(b"%d\n" % number)

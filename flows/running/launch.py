@@ -127,17 +127,19 @@ def run_stages(
         console: output for the address of Prefect's UI.
 
     Raises:
-        StageFailedError: a stage failed, a model cannot be asked, or the store cannot be used.
-        LeaseLostError: another run took a stage over while this one was paused.
+        StageFailedError: a stage failed, a model cannot be called, or the store cannot be used.
+        LeaseLostError: another run took over a stage while this one was paused.
     """
     session.forget_kept(force)
     if unreachable := unreachable_models(session, stages, force):
         raise StageFailedError("\n".join([*unreachable, "nothing was run"]))
     # Only the main thread receives signals; elsewhere the caller handles them.
-    hears = threading.current_thread() is threading.main_thread()
+    is_main_thread = threading.current_thread() is threading.main_thread()
     # A shell makes background processes ignore Ctrl-C.
-    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, interrupt) for number in heard if hears}
+    handled_signals = [
+        number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    previous_handlers = {number: signal.signal(number, interrupt) for number in handled_signals if is_main_thread}
     unwritten: list[str] = []
     try:
         with until_interrupted() as unwritten, session.stage_server(stages, force) as server:
@@ -156,7 +158,7 @@ def run_stages(
         raise StageFailedError(why_the_store_failed(error, session)) from error
     finally:
         observer.stop_bar()
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -164,16 +166,16 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
     """Message about a run that was interrupted while its store was unreachable.
 
     Args:
-        urls: of the files not written.
-        session: the run's.
+        urls: URLs of the files that were not written.
+        session: session of the run.
     """
     root = str(session.store.root).partition("://")[2]
     names = list(dict.fromkeys(url.partition(f"{root}/")[2] or url for url in urls))
     more = len(names) - SHOWN_NAMES
     names_text = ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
     return mask_text(
-        f"interrupted while the store {session.store.root} could not be reached; not written: {names_text}. What is "
-        "committed stays; other hosts take over what was under way after 90 s, this one at once. Once the store "
+        f"interrupted while the store {session.store.root} could not be reached; not written: {names_text}. Committed "
+        "outputs stay; other hosts can take over unfinished stages after 90 s, this one at once. Once the store "
         f"answers, resume with: {session.command('run')}"
     )
 
@@ -189,13 +191,13 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
     if cause is not None:
         return str(cause)
     number = error.errno if isinstance(error, OSError) else None
-    where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    reason = f"{error.strerror.lower()}{where}" if isinstance(error, OSError) and error.strerror else error
-    advice = STORE_ADVICE.get(number or 0, "See that it can be reached")
+    location = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    reason = f"{error.strerror.lower()}{location}" if isinstance(error, OSError) and error.strerror else error
+    advice = STORE_ADVICE.get(number or 0, "Make sure that it can be reached")
     if number in (errno.ENOSPC, errno.EDQUOT):
-        advice += f" ({session.gc_command} tells what can go)"
+        advice += f" ({session.gc_command} lists deletable outputs)"
     return mask_text(
-        f"the store {session.store.root} cannot be used: {reason}; what is committed stays. "
+        f"the store {session.store.root} cannot be used: {reason}; committed outputs stay. "
         f"{advice}, then resume with: "
         f"{session.command('run')}"
     )
@@ -208,7 +210,7 @@ def run_untracked(
     observer: Display,
     server: ForkServer | None = None,
 ) -> RunRecord:
-    """Run stages without Prefect; returns the run's record."""
+    """Run stages without Prefect, and return the run's record."""
     record, draw_ahead = session.start_record(), drawing_ahead(session)
     runner = session.runner(Observers(record, observer), server)
 
@@ -236,8 +238,8 @@ def _run_tracked(
     console: Console,
     server: ForkServer | None,
 ) -> Path:
-    """Run stages in Prefect's flow if a Prefect server is running; returns the run's folder."""
-    if not is_installed("prefect"):  # the extra `ui`; the store is sufficient
+    """Run stages in Prefect's flow if a Prefect server is running, and return the run's folder."""
+    if not is_installed("prefect"):  # the extra `ui`
         return run_untracked(session, stages, force, observer, server).folder
     apply_default_settings(quiet_console=True)
     is_shown, sentence = choose_tracking()
@@ -255,7 +257,7 @@ def _run_tracked(
 
     mark_crashed_quietly()
     tokens = observer_of_caller.set(observer), session_of_caller.set(session), server_of_caller.set(server)
-    # Prefect shows these to everyone; the flow itself uses the session.
+    # Prefect shows these parameters to every user of the server; the flow itself uses the session.
     parameters: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
     parameters["overrides"] = tuple(parameters["overrides"])
     try:
@@ -285,9 +287,10 @@ def _run_tracked(
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Signal handler that ends the run on SIGTERM as on Ctrl-C: stops the stage's process group, and records it.
+    """Signal handler that ends the run on SIGTERM as on Ctrl-C: the stages' process groups are stopped, and the run is
+    recorded as interrupted.
 
-    From then on, an unreachable store is waited for only a few seconds.
+    From then on, an unreachable store is retried only for a few seconds.
     """
     object_stores.interrupt()
     sys.stderr.flush()

@@ -10,20 +10,22 @@ from pathlib import Path
 from gristmill.flows.stages.stage import Stage
 
 FEWER_SHARDS = "fewer engine.workers, or smaller ingest.shard_bytes, need less"
-SMALLER_BATCHES = "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` says what takes how much"
+SMALLER_BATCHES = (
+    "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` lists the memory of each part"
+)
 OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfMemoryException")
 """Types of errors by which libraries report lack of memory."""
 
 
 def available_memory() -> int:
-    """Bytes of memory available to a run here: the machine's free memory, or a control group's limit if lower."""
-    free = 0
+    """Bytes of memory available on this machine: its free memory, or the control group's limit if lower."""
+    free_bytes = 0
     for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
         if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return min(free, int(allowed)) if allowed.isdecimal() else free
+            free_bytes = int(line.split()[1]) * 1024
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    limit_text = limit_file.read_text().strip() if limit_file.exists() else "max"
+    return min(free_bytes, int(limit_text)) if limit_text.isdecimal() else free_bytes
 
 
 def advise(stage: Stage) -> str:

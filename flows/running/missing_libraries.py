@@ -19,7 +19,7 @@ EXTRA_OF = {
     "datasets": "hf",
     **{name: name for name in ("fasttext", "kenlm", "mlflow", "pandas", "polars", "trackio", "vllm", "wandb")},
 }
-"""Libraries that `pip install gristmill` leaves out, by import name -> extra of pyproject.toml."""
+"""Import name of a library that `pip install gristmill` leaves out -> extra of pyproject.toml."""
 WANTED = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
 """Libraries without wheels, which pip compiles -> requirements of the build."""
 
@@ -33,16 +33,16 @@ def is_installed(library: str) -> bool:
     return find_spec(library) is not None
 
 
-def sentence_of(library: str, what: str) -> str:
+def sentence_of(library: str, feature: str) -> str:
     """Message about a missing library.
 
     Args:
         library: a key of EXTRA_OF.
-        what: the feature that needs it.
+        feature: the feature that needs it.
     """
     compiled = f"{_to_compile(library)}," if library in WANTED else ""
     return (
-        f"{what} needs {library}, which is not installed; install it{compiled} with: "
+        f"{feature} needs {library}, which is not installed; install it{compiled} with: "
         f"pip install 'gristmill[{EXTRA_OF[library]}]'"
     )
 

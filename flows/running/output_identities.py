@@ -30,8 +30,8 @@ def content_digest(files: Files, timed: Collection[str]) -> str:
     """Digest of an output's files, by name, size and checksum.
 
     Args:
-        files: of the manifest.
-        timed: names of files that record timings.
+        files: files of the manifest.
+        timed: names of files that record timings, which are left out.
     """
     entries = [[name, entry["bytes"], entry["sha256"]] for name, entry in sorted(files.items()) if name not in timed]
     return hashlib.sha256(canonical_json(entries)).hexdigest()
@@ -72,8 +72,8 @@ def settle_from_store(plan: Plan, store: Store, name: str) -> Plan:
 
     Args:
         plan: the stages.
-        store: of their outputs.
-        name: of the manifest.
+        store: store of their outputs.
+        name: name of the manifest.
     """
     return settle_plan(plan, lambda node: settle_node(node, store, name))
 
@@ -84,13 +84,15 @@ def settle_node(node: Node, store: Store, name: str) -> Node:
     manifest = folder.committed_manifest()
     if manifest is not None:
         return replace(node, alias=str(manifest.get(IDENTITY, "")))
-    kept = kept_output(folder)
-    if kept is None:
+    pointer = kept_output(folder)
+    if pointer is None:
         return node
-    former = store.folder(node.name, name, kept["fingerprint"])
-    if former.state() != "committed":
+    kept_folder = store.folder(node.name, name, pointer["fingerprint"])
+    if kept_folder.state() != "committed":
         return node
-    return replace(node, fingerprint=kept["fingerprint"], alias=alias_of(former), kept_version=kept["version"])
+    return replace(
+        node, fingerprint=pointer["fingerprint"], alias=alias_of(kept_folder), kept_version=pointer["version"]
+    )
 
 
 def kept_output(folder: StageFolder) -> dict[str, Any] | None:

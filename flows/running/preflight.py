@@ -88,8 +88,8 @@ def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
     if location[-1] != "folder" or name not in (*MODELS, LAST) or getattr(manifest, name) is None:
         return ""
     return (
-        f"; {'.'.join(map(str, location[:-1]))} is asked before {name} has made a model: train and export it by a "
-        "manifest of its own, and give the exported folder here"
+        f"; {'.'.join(map(str, location[:-1]))} needs the model before {name} has trained it: train and export it with "
+        "another manifest, and set the exported folder"
     )
 
 

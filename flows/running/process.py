@@ -27,8 +27,8 @@ EXECUTE = "gristmill.flows.running.execute"
 TURN_SECONDS = 1.0
 """Interval of waiting."""
 TERMINATE_SECONDS = 15.0
-"""Time for a checkpoint after SIGTERM. Cancelling in the UI waits as long, and Prefect kills after 30 s."""
-UNTOLD_SECONDS = 0.5
+"""Time for a checkpoint after SIGTERM. Cancelling in the UI takes as long; Prefect kills the flow after 30 s."""
+QUIET_SECONDS = 0.5
 """Time after SIGTERM before a message about the wait."""
 KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
@@ -37,7 +37,7 @@ log = logging.getLogger("gristmill.process")
 
 
 class LogFile:
-    """Log file of a stage's output. If the disk is full, lines are dropped, and the stage does not wait."""
+    """Log file of a stage's output. If the disk is full, lines are dropped instead of blocking the stage."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,8 +69,7 @@ class LogFile:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            # A stage whose output is not read would block for good; one that cannot write ends by itself and reports
-            # why.
+            # Output must be read on, or the stage would block; if the stage cannot write either, it reports the reason.
             log.warning("%s cannot be written: %s", self._path, error)
             self._sink = None
 
@@ -113,9 +112,8 @@ class StageProcess:
     """A stage's process group, with its output in a log file, and its events passed to a callback on a thread.
 
     Lines of the log are events too, `{"event": "log", "line": ...}`, for observers. `secrets` holds the part of the
-    stage's description split off by `dataprep.secrets.split_secrets`. With a `server` the process is forked from it
-    after importing `imports`. It runs a module with the folder and further `arguments`: the one that does the stage's
-    work by default.
+    stage's description split off by `core.secrets.split_secrets`. With a `server`, the process is forked from it after
+    importing `imports`. Otherwise it runs a module (`EXECUTE` by default) with the folder and further `arguments`.
     """
 
     def __init__(
@@ -170,10 +168,9 @@ class StageProcess:
         return self._process.pid
 
     def wait(self) -> int:
-        """Wait for the end and return the exit code (negative: the signal that ended it).
+        """Wait for the end, and return the exit code (negative: the signal that ended it).
 
-        Waits in intervals: an interrupt between Python's last check and the waiting system call is seen when that call
-        returns.
+        Waits in intervals, because an interrupt right before the waiting system call is seen only when the call returns.
         """
         code = None
         while code is None:
@@ -183,20 +180,20 @@ class StageProcess:
         return code
 
     def tail(self) -> list[str]:
-        """Last lines of the process's output, without empty and ruled ones."""
+        """Last lines of the process's output, without empty lines and rules."""
         return [line for line in self._tail if line.strip(" =-")]
 
     def cause(self) -> tuple[str, bool] | None:
-        """Cause of the end as reported by the process: of the first rank that did not end because of another one.
+        """Cause of the end as reported by the process: by the first rank that failed by itself, if there is one.
 
         Returns:
-            a sentence, and True if the process ended only because another one did.
+            a sentence, and True if the rank ended only because another one did.
         """
         failures = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
         return (str(failures[0]["message"]), bool(failures[0]["is_consequence"])) if failures else None
 
     def was_killed(self, code: int) -> bool:
-        """True if SIGKILL ended it, one of its workers, or one of its ranks.
+        """True if SIGKILL ended the process, one of its workers, or one of its ranks.
 
         Args:
             code: its exit code.
@@ -204,11 +201,11 @@ class StageProcess:
         return code == -signal.SIGKILL or any(event.get("is_killed", False) for event in self._failures)
 
     def stop(self) -> None:
-        """End the group: SIGTERM, wait, SIGKILL; observers are told about a wait that is longer than a moment."""
+        """End the group: SIGTERM, wait, SIGKILL. Observers get an event if it does not end within `QUIET_SECONDS`."""
         self._signal(signal.SIGTERM)
-        started, is_reported = time.monotonic(), False
-        while self._process.poll() is None and time.monotonic() < started + TERMINATE_SECONDS:
-            if not is_reported and time.monotonic() >= started + UNTOLD_SECONDS:
+        start, is_reported = time.monotonic(), False
+        while self._process.poll() is None and time.monotonic() < start + TERMINATE_SECONDS:
+            if not is_reported and time.monotonic() >= start + QUIET_SECONDS:
                 self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
                 is_reported = True
             time.sleep(0.05)

@@ -75,7 +75,7 @@ class RunStoppedError(RuntimeError):
 
 
 class RunningProcesses:
-    """Processes of running stages, which can be stopped from another thread."""
+    """Processes of running stages, which another thread can stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,7 +138,7 @@ class Runner:
         return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
 
     def run_stage(self, stage: str, force: bool = False, workers: int | None = None) -> Outcome:
-        """Make one stage's output and commit it, or report its failure immediately.
+        """Make one stage's output and commit it; report a failure immediately.
 
         Args:
             stage: its name in the plan.
@@ -148,7 +148,7 @@ class Runner:
         Raises:
             RunStoppedError: the run was stopped from another thread.
             StageFailedError: its inputs are missing, or its process failed.
-            LeaseLostError: another run took the stage over while this one was paused.
+            LeaseLostError: another run took over the stage while this one was paused.
         """
         try:
             return self._run_stage(stage, force, workers)
@@ -162,7 +162,7 @@ class Runner:
         node, folder = self.plan[stage], self.folder(stage)
         if node.kept_version is not None and (force or folder.state() != "committed"):
             raise StageFailedError(
-                f"{stage}: the output that is kept of version {node.kept_version} is {folder.state()}; "
+                f"{stage}: the kept output of version {node.kept_version} is {folder.state()}; "
                 f"start again with: {self.resume_command}"
             )
         if not force and folder.state() == "committed":
@@ -200,7 +200,7 @@ class Runner:
 
     @contextmanager
     def _taking_part(self, node: Node, folder: StageFolder, workers: int) -> Iterator[Waiting]:
-        """Handler of waiting for another run of the same output; with several hosts this one does its part."""
+        """Callback for waiting on another run of the same stage; with several hosts, this host works on it meanwhile."""
         with ExitStack() as parts:
 
             def begin(owner: Mapping[str, Any]) -> None:
@@ -227,12 +227,10 @@ class Runner:
         """Message about a stage whose leading host gave up."""
         error = folder.work / "error.json"
         reason = read_json(error)["message"] if error.exists() else "it was ended there"
-        return mask_text(
-            f"{node.name}: the host that led it has given up: {reason}\n  resume with: {self.resume_command}"
-        )
+        return mask_text(f"{node.name}: its leading host has given up: {reason}\n  resume with: {self.resume_command}")
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
-        """Update the plan with the output's identity, and report it."""
+        """Update the plan with the output's identity, and notify the observer."""
         if alias_of(outcome.folder) != node.alias:
             with self._settling:
                 self.plan.update(settle_from_store(self.plan, self.store, self.name))
@@ -249,7 +247,7 @@ class Runner:
                 )
 
     def _put_aside(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
-        """Move a committed output to the trash, where it stays until an equal successor is committed."""
+        """Move a committed output to the trash, where it stays until an equal one is committed."""
         target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
         target.parent.mkdir(parents=True, exist_ok=True)
         lease.release()
@@ -261,7 +259,7 @@ class Runner:
     def _make(self, node: Node, folder: StageFolder, lease: Lease, workers: int) -> Outcome:
         started = time.time()
         header = self.header(node)
-        # Only the process needs the credentials of an address; its next attempt gets them again.
+        # Only the process needs the credentials of addresses, so they are not written; the next attempt gets them again.
         written, secrets = split_secrets(self.describe(node, workers))
         folder.begin(written, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
@@ -285,7 +283,7 @@ class Runner:
             lambda files: find_alias(self.store, node, files),
         )
         alias = alias_of(folder)
-        note = f"every byte as in {alias[:FINGERPRINT_CHARS]}" if alias else ""
+        note = f"same bytes as {alias[:FINGERPRINT_CHARS]}" if alias else ""
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder, note)
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
@@ -307,7 +305,7 @@ class Runner:
         }
 
     def _origins(self, node: Node) -> dict[str, str]:
-        """Folders with facts about the documents of a pre-training, by stage: they do not affect training."""
+        """Folders with annotations of a pre-training's documents, by stage; they do not affect the training."""
         if node.stage.rows != "documents":
             return {}
         folders = {
@@ -332,7 +330,7 @@ class Runner:
         progress = ProgressFile(lease.folder, lease.number)
 
         def take(event: Event) -> None:
-            if event["event"] == "warning":  # displays add the stage's name
+            if event["event"] == "warning":  # displays add the stage's name themselves
                 event["message"] = str(event["message"]).removeprefix(f"{node.name}: ")
             progress.note(event)
             self.observer.stage_event(node, event)
@@ -384,13 +382,13 @@ class Runner:
         return StageProcess(folder.path, log, take, secrets)
 
     def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
-        error = folder.work / "error.json"
-        kind = read_json(error)["type"] if error.exists() else None
-        if (cause := process.cause()) is not None and not (cause[1] and error.exists()):
+        error_file = folder.work / "error.json"
+        error_type = read_json(error_file)["type"] if error_file.exists() else None
+        if (cause := process.cause()) is not None and not (cause[1] and error_file.exists()):
             reason = cause[0]
-            _keep_cause(error, reason)
-        elif error.exists():
-            reason = read_json(error)["message"]
+            _keep_cause(error_file, reason)
+        elif error_file.exists():
+            reason = read_json(error_file)["message"]
         elif code == -9:
             reason = f"its process was killed, most likely out of memory: {advise(node.stage)}"
         elif code < 0:
@@ -399,11 +397,11 @@ class Runner:
             reason = f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
-        if kind in OUT_OF_MEMORY:
+        if error_type in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {advise(node.stage)}"
         reason = reason.replace(REPAIR, self.repair_command)
         if os.strerror(errno.ENOSPC) in reason:
-            reason += f"; free some space on the disk of {folder.path} ({self.gc_command} tells what can go)"
+            reason += f"; free some space on the disk of {folder.path} ({self.gc_command} lists deletable outputs)"
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}")
 
 
@@ -437,18 +435,18 @@ def _end_cleaning(folder: StageFolder) -> None:
 
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
-    """Note after a forced rerun whether the bytes are equal; removes the equal copy."""
+    """Note after a forced rerun whether the bytes are equal, and remove an equal copy."""
     new, old = outcome.folder.manifest()["files"], replaced.manifest()["files"]
     if new == old:
         remove_tree(replaced.path)
-        return Outcome(**{**vars(outcome), "note": "every byte as before"})
+        return Outcome(**{**vars(outcome), "note": "same bytes as before"})
     differing = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
     return Outcome(
         **{
             **vars(outcome),
             "note": (
                 f"differs from the output that it replaced in {', '.join(differing[:3])}"
-                f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}"
+                f"{' ...' if len(differing) > 3 else ''}; the old output is in {replaced.path}"
             ),
         }
     )

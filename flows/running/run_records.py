@@ -167,8 +167,8 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
     kept |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in kept}
     garbage = []
     for fingerprint, folder in folders:
-        former = kept_output(folder)
-        if former is not None and former["fingerprint"][:FINGERPRINT_CHARS] in kept:
+        pointer = kept_output(folder)
+        if pointer is not None and pointer["fingerprint"][:FINGERPRINT_CHARS] in kept:
             continue
         if fingerprint not in kept and running_owner(folder.path / "lease") is None:
             garbage.append(folder.path)

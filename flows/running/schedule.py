@@ -114,18 +114,18 @@ def run_jobs(
     noted: set[str] = set()
     failure: BaseException | None = None
 
-    def note(name: str, future: Any) -> None:
+    def note_end(name: str, future: Any) -> None:
         noted.add(name)
         ended.put((name, future))
 
-    def begin() -> None:
+    def start_ready_jobs() -> None:
         for job, num_workers in next_jobs(waiting, running, done, workers):
             waiting.remove(job)
-            start(job.name, num_workers).add_done_callback(partial(note, job.name))
+            start(job.name, num_workers).add_done_callback(partial(note_end, job.name))
             running[job.name] = (job, num_workers)
 
     try:
-        begin()
+        start_ready_jobs()
         while running:
             name, future = ended.get()
             del running[name]
@@ -135,7 +135,7 @@ def run_jobs(
             except Exception as error:  # noqa: BLE001 - it is raised when those that run are done
                 failure = failure or error
             if failure is None:
-                begin()
+                start_ready_jobs()
     except BaseException:
         stop()
         # The interrupt may come between any two lines above: a finished job may be off the queue but still count as

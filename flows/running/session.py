@@ -179,8 +179,8 @@ def session_of(
         raise UnknownStageError(
             f"no such stage: {until!r}{did_you_mean(until, stage_names) or ';'} stages are {', '.join(stage_names)}"
         )
-    opened = store_at(store)
-    if refused := refused_listings(loaded, written, opened, allow_code):
+    opened_store = store_at(store)
+    if refused := refused_listings(loaded, written, opened_store, allow_code):
         raise ManifestError(refused)
     try:
         plan = make_plan(loaded, verify_inputs)
@@ -194,23 +194,27 @@ def session_of(
             f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has {', '.join(plan)}"
         )
     if until is not None:
-        order = list(STAGES)
-        last = (
+        stage_order = list(STAGES)
+        last_stage = (
             until
             if until in plan
             else next(
-                (name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until)),
+                (
+                    name
+                    for name in reversed(list(plan))
+                    if stage_order.index(plan[name].stage.name) <= stage_order.index(until)
+                ),
                 None,
             )
         )
-        if last is None:
+        if last_stage is None:
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)
-        plan = {name: plan[name] for name in names[: names.index(last) + 1]}
-    plan = settle_from_store(plan, opened, loaded.name)
-    session = Session(loaded, manifest, overrides, opened, store, plan)
-    to_make = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
-    problems = find_problems(loaded, written, to_make)
+        plan = {name: plan[name] for name in names[: names.index(last_stage) + 1]}
+    plan = settle_from_store(plan, opened_store, loaded.name)
+    session = Session(loaded, manifest, overrides, opened_store, store, plan)
+    missing_stages = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
+    problems = find_problems(loaded, written, missing_stages)
     if problems:
         raise ManifestError(problems)
     return session

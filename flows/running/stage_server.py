@@ -91,11 +91,11 @@ def stage_server(plan: Plan, stages: Iterable[str], engine: Engine) -> Iterator[
 def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None) -> bool:
     """True if the last run in a local store completed the same command, by its record."""
     runs = Path(store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE) / "runs"
-    last = max(runs.glob("*/run.json"), default=None)
+    last_record = max(runs.glob("*/run.json"), default=None)
     try:
-        if last is None or last.stat().st_mtime < manifest.stat().st_mtime:
+        if last_record is None or last_record.stat().st_mtime < manifest.stat().st_mtime:
             return False
-        record = read_json(last)
+        record = read_json(last_record)
     except (OSError, ValueError):
         return False
     return record["state"] == "completed" and (record["manifest_file"], record["overrides"]) == (

@@ -88,9 +88,9 @@ class LastingStream:
 
     def _go_silent(self) -> None:
         # The interpreter flushes standard output once more when it ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, self._stream.fileno())
+        os.close(null_device)
 
 
 class TerminalObserver:

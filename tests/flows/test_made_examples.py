@@ -170,7 +170,7 @@ def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(session: Sess
     nobody = ["examples.compared.model.endpoint=http://127.0.0.1:9/v1", "examples.compared.model.model=other"]
     other = opened(session, *nobody)
     (message,) = unreachable_models(other, other.plan)
-    assert message.startswith("examples-compared: nobody answers for the model other")
+    assert message.startswith("examples-compared: no endpoint of the model other answers")
 
 
 def wrong(folder: Path, *settings: str) -> str:
@@ -192,8 +192,8 @@ def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> No
     assert "has no line; write one principle per line" in wrong(folder, "examples.revised.revise.principles=none.txt")
     assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
     assert (
-        "examples.compared.compare.model is asked before sft has made a model: train and export it by a manifest "
-        "of its own, and give the exported folder here"
+        "examples.compared.compare.model needs the model before sft has trained it: train and export it with another "
+        "manifest, and set the exported folder"
     ) in wrong(folder, 'examples.compared.compare.model={"folder": "sft"}')
 
 

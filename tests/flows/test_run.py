@@ -125,7 +125,7 @@ def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a
     assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
     assert str(caught.value).splitlines()[0] == (
         "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space on the disk of "
-        f"{runner.folder('ranks').path} (gristmill gc tells what can go)"
+        f"{runner.folder('ranks').path} (gristmill gc lists deletable outputs)"
     )
     with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
         toy_runner(silent={}).run_stage("silent")
@@ -140,7 +140,7 @@ def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(toy_run
     runner = toy_runner(first={"n": 2})
     runner.run_stage("first")
     outcome = runner.run_stage("first", force=True)
-    assert (outcome.how, outcome.note) == ("Completed", "every byte as before")
+    assert (outcome.how, outcome.note) == ("Completed", "same bytes as before")
     assert runner.folder("first").state() == "committed"
     assert list(runner.store.trash.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: p
         _reader=threading.Thread(target=lambda: None),
     )
     stopped._reader.start()
-    monkeypatch.setattr("gristmill.flows.running.process.UNTOLD_SECONDS", 0.0)
+    monkeypatch.setattr("gristmill.flows.running.process.QUIET_SECONDS", 0.0)
     stopped.stop()
     assert told == [{"event": "stopping", "seconds": 15.0}]
     shown = io.StringIO()

@@ -93,7 +93,7 @@ def wait_until_it_leads(run: subprocess.Popen[str]) -> str:
     """Until a run says that it waits for other hosts, and which command they may run; what it has said is gone."""
     assert run.stdout is not None
     waiting = next(line for line in run.stdout if "waiting at" in line)
-    return waiting.partition("start the same gristmill command there, or ")[2]
+    return waiting.partition("start the same gristmill command on them, or ")[2]
 
 
 def stage_folder(store: Path, stage: str) -> Path:

@@ -76,7 +76,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make
     pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
     assert [pid for pid in pids if is_running(pid)] == []
     runner.observer.on_event = lambda event: None  # type: ignore[attr-defined]
-    assert runner.run_stage("first", force=True).note == "every byte as before", "another one can be forked"
+    assert runner.run_stage("first", force=True).note == "same bytes as before", "another one can be forked"
 
 
 def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
@@ -91,7 +91,7 @@ def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
         runner.server.start({}, [], 1).begun()
     with monkeypatch.context() as dying:
         dying.setattr(ForkServer, "is_running", property(lambda server: True))  # it dies between question and fork
-        assert runner.run_stage("first", force=True).note == "every byte as before"
+        assert runner.run_stage("first", force=True).note == "same bytes as before"
 
 
 def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> None:

@@ -156,8 +156,8 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
     ("number", "advice"),
     [
         (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
-        (errno.ENOSPC, r"Free some space there \(\S*gristmill gc tells what can go\), then resume with: "),
-        (errno.EIO, "See that it can be reached, then resume with: "),
+        (errno.ENOSPC, r"Free some space there \(\S*gristmill gc lists deletable outputs\), then resume with: "),
+        (errno.EIO, "Make sure that it can be reached, then resume with: "),
     ],
 )
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
@@ -170,5 +170,5 @@ def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated
 def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(toy_runner: Make) -> None:
     session = replace(session_of(toy_runner(first={"n": 1})), store_option="small/store")
     told = why_the_store_failed(OSError(errno.ENOSPC, "No space left on device"), session)
-    assert "cannot be used: no space left on device; what is committed stays." in told
-    assert "gc --store small/store tells what can go)" in told
+    assert "cannot be used: no space left on device; committed outputs stay." in told
+    assert "gc --store small/store lists deletable outputs)" in told
