@@ -88,9 +88,9 @@ def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
     ]
 
 
-def live_card(stage: str, described: str, losses: Sequence[tuple[float, float]]) -> str:
+def live_card(stage: str, description: str, losses: Sequence[tuple[float, float]]) -> str:
     """Card of a running training: its progress and its loss so far."""
-    return "\n".join([f"# {stage}: running", "", described, "", *loss_lines(losses)])
+    return "\n".join([f"# {stage}: running", "", description, "", *loss_lines(losses)])
 
 
 def picture(svg: str, caption: str) -> str:
@@ -204,7 +204,7 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
     """Card of a run: funnel, mixture, losses, measurements, samples, the report.
 
     Args:
-        session: the run's.
+        session: session of the run.
         report: path of its report.
         link: URL of the report, if a browser can open it.
     """

@@ -90,7 +90,7 @@ def choose_tracking() -> tuple[bool, str]:
             return True, f"Shown in Prefect at {api.removesuffix('/api')}"
         if answers(api):
             return False, (
-                f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
+                f"Prefect at {api} requires a password: this run is not shown there (its record is in the "
                 f"store); set {CLIENT_VARIABLE}=USER:PASSWORD"
             )
     # Retrying an unreachable server would delay the run for minutes only for its display.

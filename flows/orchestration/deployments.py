@@ -36,10 +36,10 @@ class ManifestOnOffer:
     """A manifest with deployments of its own.
 
     Args:
-        path: of the manifest's file.
+        path: file of the manifest.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong.
+        gristmill.mixtures.load.ManifestError: the manifest is invalid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ def deployment_name(path: Path) -> str:
 def find_manifests(folder: Path) -> Iterator[Path]:
     """Yield the manifests of a folder and its direct subfolders, the first `MOST_MANIFESTS` by name.
 
-    Skips other files, and warns about wrong manifests.
+    Skips other files, and warns about invalid manifests.
     """
     files = (
         path.relative_to(folder)
@@ -120,9 +120,9 @@ def run_triggered(deployments: Sequence[Any], limit: int) -> None:
 
     Args:
         deployments: from `make_deployments`.
-        limit: most concurrent flow runs.
+        limit: maximum number of concurrent flow runs.
     """
-    # A background process of a shell ignores SIGINT, and so does its child until this.
+    # A background process of a shell ignores SIGINT, and its children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     path = prefect_folder() / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,8 +141,8 @@ class DeploymentRunner(Runner):
     """Prefect's runner, with orderly shutdown; keeps deployments active while another process serves them.
 
     Args:
-        lock: file with a shared lock by every serving process of this user.
-        limit: most concurrent flow runs.
+        lock: file that every serving process of this user has locked (shared).
+        limit: maximum number of concurrent flow runs.
     """
 
     def __init__(self, lock: IO[str], limit: int) -> None:

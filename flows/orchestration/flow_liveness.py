@@ -24,7 +24,7 @@ LABEL = "gristmill."
 OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
 """Facts about the process in a run's labels, each prefixed with `LABEL`."""
 LOOK_SECONDS = 2.0
-"""Interval of checking whether a run without a runner is to be cancelled."""
+"""Interval of checking whether a run without a runner was cancelled."""
 MARK_SECONDS = 15.0
 """Interval of looking for runs with a dead process."""
 POLL_SECONDS = 0.2
@@ -47,8 +47,8 @@ def owned_run() -> Iterator[None]:
     by_runner = deployment.id is not None
     try:
         _name_owner(run, by_runner)
-    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
-        log.warning("Prefect does not know this run's process: %s", error)
+    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
+        log.warning("this run's process could not be recorded in Prefect: %s", error)
     if by_runner:
         end_with_parent(signal.SIGTERM)
         yield
@@ -68,7 +68,7 @@ def is_being_cancelled() -> bool:
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(str(flow_run.id))).state
-    except Exception as error:  # noqa: BLE001 - the window may break; the work ends all the same
+    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
         log.warning("this run's state could not be read: %s", error)
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())
@@ -93,7 +93,7 @@ def mark_crashed(runner: int | None = None) -> list[str]:
                 continue
             message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
             cancelled = run.state is not None and run.state.is_cancelling()
-            # States are forced past Prefect's rules, as the process cannot propose one any more.
+            # States are forced past Prefect's rules, as the dead process cannot propose one.
             client.set_flow_run_state(
                 run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True
             )
@@ -109,8 +109,8 @@ def mark_crashed_quietly(runner: int | None = None) -> None:
     try:
         for name in mark_crashed(runner):
             log.warning("%s is marked as crashed: its process is gone", name)
-    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
-        log.warning("runs whose process is gone could not be looked for: %s", error)
+    except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
+        log.warning("runs with a dead process could not be looked up: %s", error)
 
 
 def keep_marking() -> None:
@@ -131,8 +131,8 @@ def end_runs_of(runner: int, seconds: float) -> None:
     try:
         with get_client(sync_client=True) as client:
             owners = [_owner(run.labels) for run in _open_runs(client) if _is_ours(run.labels, runner)]
-    except Exception as error:  # noqa: BLE001 - the window may break; the processes end with their parent anyway
-        log.warning("the runs of this runner could not be looked for: %s", error)
+    except Exception as error:  # noqa: BLE001 - the processes end with their parent anyway
+        log.warning("the runs of this runner could not be looked up: %s", error)
         return
     for owner in filter(is_alive, owners):
         os.kill(owner["pid"], signal.SIGTERM)
@@ -223,7 +223,7 @@ def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
-    """True if a run's process is, or was, one of this machine."""
+    """True if a run's process is or was on this machine."""
     return (
         LABEL + "ticks" in labels
         and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
@@ -254,7 +254,7 @@ class _CancelWatch:
             try:
                 with get_client(sync_client=True) as client:
                     state = client.read_flow_run(self._run).state
-            except Exception as error:  # noqa: BLE001 - an unreachable server is no cancellation
+            except Exception as error:  # noqa: BLE001 - an unreachable server does not mean a cancellation
                 log.debug("this run's state could not be read: %s", error)
                 continue
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
@@ -268,7 +268,7 @@ cancelled_runs: set[UUID] = set()
 
 
 def show_cancelled() -> None:
-    """Mark cancelled runs as such: Prefect takes a flow ended by SIGTERM for a crashed one."""
+    """Mark cancelled runs as Cancelled: Prefect marks a flow ended by SIGTERM as crashed."""
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 
@@ -278,5 +278,5 @@ def show_cancelled() -> None:
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
                 _mark_cancelled_tasks(client)
-        except Exception as error:  # noqa: BLE001 - the window may break; the work continues
-            log.warning("Prefect does not know that this run was cancelled: %s", error)
+        except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
+            log.warning("the cancellation of this run could not be recorded in Prefect: %s", error)

@@ -31,19 +31,19 @@ DeploymentName = Annotated[str, Field(pattern=r"^([^/\s]+/[^/\s]+)?$")]
 """`flow/deployment`, or empty."""
 
 MOST_NAME_CHARS = 120
-"""Most characters of a run's name: one line in Prefect's pages."""
+"""Maximum characters of a run's name: one line in Prefect's pages."""
 Count = Annotated[int, Field(ge=1)]
 """At least 1."""
 
 
 class ProxyModel(BaseModel):
-    """The small model that a sweep trains on every mixture."""
+    """Small model that a sweep trains on every mixture."""
 
     model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(default=2, ge=1, description="At least 1.")
-    width: int = Field(default=128, ge=1, description="Of the residual stream; a multiple of the heads.")
-    heads: int = Field(default=4, ge=1, description="Of the attention.")
+    width: int = Field(default=128, ge=1, description="Width of the residual stream; a multiple of the heads.")
+    heads: int = Field(default=4, ge=1, description="Attention heads.")
     more: tuple[Setting, ...] = Field(default=(), description="Other keys of pretrain.model, such as qk_norm=true")
 
     @classmethod
@@ -57,7 +57,7 @@ class ProxyModel(BaseModel):
     def as_keys(self) -> dict[str, Any]:
         """Keys of `pretrain.model` for the form's values.
 
-        Not named `keys`: Prefect converts every parameter to a dictionary, and would take it for a mapping.
+        Not named `keys`: Prefect converts every parameter to a dictionary, and would treat this one as a mapping.
         """
         parts = (setting.partition("=") for setting in self.more)
         return {
@@ -69,11 +69,11 @@ class ProxyModel(BaseModel):
 
 
 class SourceShare(BaseModel):
-    """How much one source counts in the mean that a sweep makes small."""
+    """Share of one source in the objective that a sweep minimizes."""
 
     model_config = ConfigDict(extra="forbid")
 
-    source: str = Field(min_length=1, description="A source of the manifest, by its name.")
+    source: str = Field(min_length=1, description="Name of a source of the manifest.")
     share: float = Field(default=1.0, ge=0.0, description="At least 0; shares are divided by their sum.")
 
 
@@ -82,7 +82,7 @@ class SecretParameterError(ValueError):
 
 
 class RefusedError(ValueError):
-    """A manifest, a source or a parameter was rejected; the message holds no credential."""
+    """A rejected manifest, source or parameter; the message contains no credential."""
 
 
 def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
@@ -97,16 +97,16 @@ def refuse_secrets(parameters: Mapping[str, Any]) -> None:
     """Reject parameters with credentials, and mask them in the current flow run's record.
 
     Raises:
-        SecretParameterError: a parameter holds a credential.
+        SecretParameterError: a parameter contains a credential.
     """
     names = [name for name, value in parameters.items() if mask_secrets(value) != value]
     if not names:
         return
     forget_secrets()
     raise SecretParameterError(
-        f"{' and '.join(names)}: this holds a credential, and Prefect shows parameters to everybody who sees this "
-        "page; it is masked there now. Write it into the manifest's file, or into the environment of the machine "
-        "that runs the flow, and change it if others may have seen it. Nothing was run"
+        f"{' and '.join(names)}: this contains a credential, and Prefect shows parameters to everyone who can open this "
+        "page; it is masked now. Write it into the manifest's file, or into the environment of the machine that runs "
+        "the flow, and change it if others may have seen it. Nothing was run"
     )
 
 
@@ -121,6 +121,6 @@ def forget_secrets() -> None:
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error itself, or one with a masked message if its message holds a credential."""
+    """Return the error itself, or one with a masked message if its message contains a credential."""
     masked = mask_text(str(error))
     return error if masked == str(error) else RefusedError(masked)

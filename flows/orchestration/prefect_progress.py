@@ -77,7 +77,7 @@ class WindowObserver(ABC):
         """Show the progress of a stage."""
 
     @abstractmethod
-    def show_curve(self, stage: str, described: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
+    def show_curve(self, stage: str, description: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
         """Show the progress of a training, with its loss by step."""
 
     @abstractmethod
@@ -97,7 +97,8 @@ class WindowObserver(ABC):
         if self._inner is not None:
             self._inner.stage_waits(node, owner)
         self.show_line(
-            node.name, f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which makes the same output"
+            node.name,
+            f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which is making the same output",
         )
 
     def stage_event(self, node: Node, event: Event) -> None:
@@ -141,23 +142,23 @@ class WindowObserver(ABC):
     def _say_held_back(self, stage: str) -> None:
         held_back = self._window(stage).budget.take_held_back()
         if held_back:
-            self.show_line(stage, f"{stage} | ... {held_back} lines, which only the stage's log file has")
+            self.show_line(stage, f"{stage} | ... {held_back} lines that are only in the stage's log file")
 
     def _show_progress(self, stage: str, event: Event) -> None:
         window, now = self._window(stage), time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
-        # A job named like its stage would be named twice.
-        described = window.pace.describe(event, now).removeprefix(f"{stage}: ")
+        # A job with the name of its stage would repeat it.
+        description = window.pace.describe(event, now).removeprefix(f"{stage}: ")
         finished = event["done"] >= event["total"]
         if "loss" in event:
             window.losses.append((event["done"], event["loss"]))
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
             window.artifact_sent = now
-            self.show_progress(stage, 100.0 * event["done"] / max(event["total"], 1), f"{stage}: {described}")
+            self.show_progress(stage, 100.0 * event["done"] / max(event["total"], 1), f"{stage}: {description}")
         if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:
             window.line_sent = now
-            self.show_line(stage, f"{stage}: {described}")
+            self.show_line(stage, f"{stage}: {description}")
         if len(window.losses) > 1 and not finished and now - window.card_sent >= CARD_SECONDS:
             window.card_sent = now
-            self.show_curve(stage, described, window.curve)
+            self.show_curve(stage, description, window.curve)

@@ -84,5 +84,5 @@ class LineBudget:
 
     def take_held_back(self) -> int:
         """Number of lines suppressed since the last call."""
-        number, self.held_back = self.held_back, 0
-        return number
+        count, self.held_back = self.held_back, 0
+        return count

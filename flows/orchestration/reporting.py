@@ -58,12 +58,12 @@ class PrefectObserver(WindowObserver):
         """See WindowObserver."""
         self._send(stage, lambda: self._send_progress(stage, percent, description))
 
-    def show_curve(self, stage: str, described: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
+    def show_curve(self, stage: str, description: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
         """See WindowObserver."""
         self._send(
             stage,
             lambda: publish_card(
-                artifact_key(f"{stage}-card"), live_card(stage, described, curve()), f"{stage}, while it runs"
+                artifact_key(f"{stage}-card"), live_card(stage, description, curve()), f"{stage}, while it runs"
             ),
         )
 
@@ -84,7 +84,7 @@ class PrefectObserver(WindowObserver):
         try:
             self._queue.put_nowait((self._window(stage).context, action))
         except queue.Full:
-            self._complain("the queue to Prefect is full: some lines are missing there")
+            self._complain("the queue to Prefect is full: some lines are missing in its log")
 
     def _send_progress(self, stage: str, percent: float, description: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -101,7 +101,7 @@ class PrefectObserver(WindowObserver):
             context, action = item
             try:
                 context.run(action)
-            except Exception as error:  # noqa: BLE001 - the window may break; the work continues
+            except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
                 self._complain(f"Prefect did not take an update: {error}")
 
     def _complain(self, message: str) -> None:
@@ -118,13 +118,13 @@ def publish_card(key: str, markdown: str, description: str | None = None) -> Non
 
 
 @contextmanager
-def publishing_refusal(what: str) -> Iterator[None]:
+def publishing_refusal(manifest: str) -> Iterator[None]:
     """Show all problems of a manifest or of parameters in the run: Prefect's state names the first lines only.
 
     Raises:
-        RefusedError: the manifest or a parameter is wrong. Its sentence is all that a user needs, so that the flow ends
-            with it and without a traceback.
-        Exception: any other error as it was raised, without credentials.
+        RefusedError: the manifest or a parameter is invalid. Its message is complete, so the flow ends without a
+            traceback.
+        Exception: any other error, without credentials.
     """
     try:
         yield
@@ -135,11 +135,11 @@ def publishing_refusal(what: str) -> Iterator[None]:
         try:
             publish_card(
                 "refused",
-                f"# Refused: {what}\n\n```text\n{refusal}\n```\n\nNothing was run.",
-                "what is wrong with the parameters",
+                f"# Refused: {manifest}\n\n```text\n{refusal}\n```\n\nNothing was run.",
+                "problems of the manifest and the parameters",
             )
-        except Exception as trouble:  # noqa: BLE001 - the refusal is raised all the same
-            log.warning("Prefect did not take an update: %s", trouble)
+        except Exception as publish_error:  # noqa: BLE001 - the refusal is raised anyway
+            log.warning("Prefect did not take an update: %s", publish_error)
         if refusal is error:
             raise
         raise refusal from None
@@ -184,8 +184,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def publish_run(session: Session, record: RunRecord) -> Path | None:
-    """Write the run's report, and publish its summary and a link in the UI; returns the report, or None if it
-    failed."""
+    """Write the run's report, and publish its summary and a link in the UI. Return the report, or None if it failed."""
     from gristmill.flows.report.page import write_report
 
     report = None

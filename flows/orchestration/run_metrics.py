@@ -34,7 +34,7 @@ def metrics_text(store: Store) -> bytes:
 
 
 class RunCollector(Collector):
-    """The metrics of the newest run of each manifest name."""
+    """Metrics of the newest run of each manifest name."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -57,8 +57,8 @@ class RunCollector(Collector):
         seconds = GaugeMetricFamily("gristmill_run_seconds", "Duration of the newest run so far.", labels=["name"])
         for name, record in runs.items():
             current = run_state(record)
-            for each in RUN_STATES:
-                state.add_metric([name, each], float(each == current))
+            for state_name in RUN_STATES:
+                state.add_metric([name, state_name], float(state_name == current))
             started.add_metric([name], record["started"])
             # The end of a killed run is unknown.
             if (end := record.get("finished", time.time() if current == "running" else None)) is not None:
@@ -69,15 +69,17 @@ class RunCollector(Collector):
         labels = ["name", "stage"]
         state = GaugeMetricFamily("gristmill_stage_state", "1 for the state of a stage.", labels=[*labels, "state"])
         seconds = GaugeMetricFamily("gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels)
-        rows = GaugeMetricFamily("gristmill_stage_rows", "Documents by what became of them.", labels=[*labels, "kind"])
-        share = GaugeMetricFamily("gristmill_stage_progress", "Share of a stage's present job.", labels=labels)
-        speed = GaugeMetricFamily("gristmill_tokens_per_second", "Speed of a training.", labels=labels)
+        rows = GaugeMetricFamily("gristmill_stage_rows", "Documents by outcome.", labels=[*labels, "kind"])
+        share = GaugeMetricFamily(
+            "gristmill_stage_progress", "Completed share of a stage's current job.", labels=labels
+        )
+        speed = GaugeMetricFamily("gristmill_tokens_per_second", "Throughput of a training.", labels=labels)
         for name, record in runs.items():
             is_running = run_state(record) == "running"
             for stage, entry in record["stages"].items():
                 current = stage_state(entry, is_running)
-                for each in STAGE_STATES:
-                    state.add_metric([name, stage, each], float(each == current))
+                for state_name in STAGE_STATES:
+                    state.add_metric([name, stage, state_name], float(state_name == current))
                 for kind in ROWS:
                     if kind in entry.get("rows", {}):
                         rows.add_metric([name, stage, kind], entry["rows"][kind])
@@ -114,7 +116,7 @@ def stage_state(entry: Mapping[str, Any], is_running: bool) -> str:
     """State of a stage of a run, by its entry in the record.
 
     Args:
-        entry: of `run.json`.
+        entry: the stage's entry in `run.json`.
         is_running: True while the run is running.
     """
     if "how" in entry:

@@ -1,7 +1,7 @@
 """Settings of Prefect's server as gristmill starts it: its database and its access control.
 
-By default Prefect's API obeys everyone, also every web page open in a browser on this machine: a page may rewrite a
-deployment and start it. Servers of gristmill require a password, and allow no other origin.
+By default Prefect's API accepts all requests, including those of any web page open in a browser on this machine: a page
+could rewrite a deployment and start it. Servers of gristmill require a password, and allow no other origin.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def database_environment(url: str | None) -> dict[str, str]:
     if not separator:
         raise DatabaseError(f"--database: this is not a URL; write {FORM}")
     if scheme not in DRIVERS:
-        raise DatabaseError(f"--database: a URL beginning with {scheme}:// is not known; write {FORM}")
+        raise DatabaseError(f"--database: URLs beginning with {scheme}:// are not supported; write {FORM}")
     if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(remainder) is None:
         raise DatabaseError(
             f"--database: the URL is not written as {FORM}; in a password, write each of @ : / ? # % "
@@ -84,7 +84,7 @@ def check_database(url: str | None) -> str | None:
     match = _POSTGRESQL.fullmatch(connection.partition("://")[2])
     if not connection.startswith("postgresql") or match is None:
         return None
-    place = f"PostgreSQL at {match['place']}" if match["place"][0] != "/" else f"PostgreSQL, {match['place'][1:]}"
+    location = f"PostgreSQL at {match['place']}" if match["place"][0] != "/" else f"PostgreSQL, {match['place'][1:]}"
     try:
         # In a new thread, as the caller's may run an event loop.
         with ThreadPoolExecutor(1) as thread:
@@ -92,22 +92,22 @@ def check_database(url: str | None) -> str | None:
             version, may_create = thread.submit(asyncio.run, version_query).result()
     except TimeoutError as error:
         raise DatabaseError(
-            f"{place} did not answer within {CONNECT_SECONDS:.0f} s; is it the right host and port, "
-            "and may this machine connect?"
+            f"{location} did not answer within {CONNECT_SECONDS:.0f} s; check the host and port, and that this "
+            "machine may connect"
         ) from error
     except Exception as error:
         raise DatabaseError(
-            f"{place} cannot be used as {match['user'] or 'the default user'}: "
+            f"{location} cannot be used as {match['user'] or 'the default user'}: "
             f"{_without_address(error, connection)}; correct --database or {DATABASE_VARIABLE}"
         ) from error
     if version < LEAST_VERSION:
-        raise DatabaseError(f"{place} is version {version}; Prefect's server wants {LEAST_VERSION} or newer")
+        raise DatabaseError(f"{location} is version {version}; Prefect's server requires {LEAST_VERSION} or newer")
     if not may_create:
         raise DatabaseError(
-            f"{place} does not let {match['user'] or 'the default user'} make tables; as its "
-            f"administrator: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
+            f"{location} does not allow {match['user'] or 'the default user'} to create tables; as its "
+            f"administrator, run: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
         )
-    return f"Prefect's records: {place}"
+    return f"Prefect's records: {location}"
 
 
 async def _ask(connection: str) -> tuple[int, bool]:
@@ -117,9 +117,9 @@ async def _ask(connection: str) -> tuple[int, bool]:
 
     engine: Any = create_async_engine(connection)
     try:
-        async with engine.connect() as connected:
+        async with engine.connect() as session:
             row = (
-                await connected.execute(
+                await session.execute(
                     text(
                         "select current_setting('server_version_num')::int / 10000, "
                         "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
@@ -170,7 +170,7 @@ def prefect_setting(name: str) -> str | None:
 
 
 def _is_set_in_this_folder() -> bool:
-    """True if a file of the current folder has settings of Prefect; most projects' pyproject.toml has none."""
+    """True if a file of the current folder has settings of Prefect, which most pyproject.toml files do not have."""
     dotenv, project = Path(".env"), Path("pyproject.toml")
     if Path("prefect.toml").exists() or (dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower()):
         return True
@@ -220,10 +220,10 @@ def is_admitted(api: str) -> bool:
         return True
     if os.environ.get(CLIENT_VARIABLE) or urlsplit(api).hostname not in LOOPBACK or not password_file().exists():
         return False
-    kept = server_password()
-    if not admits(api, kept):
+    stored_password = server_password()
+    if not admits(api, stored_password):
         return False
-    set_for_prefect({CLIENT_VARIABLE: kept})
+    set_for_prefect({CLIENT_VARIABLE: stored_password})
     return True
 
 
@@ -233,14 +233,14 @@ def admits(api: str, password: str | None) -> bool:
     Raises:
         OSError: the server does not answer.
     """
-    question = urllib.request.Request(f"{api.rstrip('/')}/admin/version")
+    request = urllib.request.Request(f"{api.rstrip('/')}/admin/version")
     if password:
-        question.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
+        request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
     try:
-        with urllib.request.urlopen(question, timeout=ASK_SECONDS):
+        with urllib.request.urlopen(request, timeout=ASK_SECONDS):
             return True
-    except urllib.error.HTTPError as refused:
-        return refused.code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+    except urllib.error.HTTPError as http_error:
+        return http_error.code not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def set_for_prefect(environment: dict[str, str]) -> None:
@@ -253,7 +253,7 @@ def set_for_prefect(environment: dict[str, str]) -> None:
 
 
 def _make(file: Path) -> None:
-    """Write a new password, unless another process is faster."""
+    """Write a new password, unless another process has just written one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     number, fresh = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # readable only by this user
     with os.fdopen(number, "w") as sink:

@@ -60,11 +60,11 @@ STEADY_SECONDS = 120.0
 
 
 class NoServerError(RuntimeError):
-    """No Prefect server to register at, or none with the requested database."""
+    """No Prefect server to register with, or none with the requested database."""
 
 
 class OpenServerError(RuntimeError):
-    """A server that obeys every web page that its users open."""
+    """A server without a password, which any web page that its users open can control."""
 
 
 class PortTakenError(RuntimeError):
@@ -75,7 +75,7 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
     """Register the deployments, and run triggered flows until this process ends; its runs then end as crashed.
 
     Args:
-        limit: most concurrent flow runs.
+        limit: maximum number of concurrent flow runs.
         manifests: manifests with deployments of their own; those of the current folder by default.
         allow_open_server: accept a server without a password.
 
@@ -116,13 +116,13 @@ def check_password(api: str, allow_open_server: bool) -> None:
         if allow_open_server:
             return
         raise OpenServerError(
-            f"the Prefect server at {api} asks for no password: any web page that a browser opens here could run "
+            f"the Prefect server at {api} requires no password: any web page that a browser opens here could run "
             f"commands. Start it with {SERVER_VARIABLE}=USER:PASSWORD and this with {CLIENT_VARIABLE}=USER:PASSWORD, "
-            "or take gristmill up in place of both; where no browser reaches it: --allow-open-server"
+            "or use gristmill up instead of both; if no browser can reach it, add --allow-open-server"
         )
     if not is_admitted(api):
         raise NoServerError(
-            f"the Prefect server at {api} asks for another password than this process has; set "
+            f"the Prefect server at {api} rejects the password of this process; set "
             f"{CLIENT_VARIABLE}=USER:PASSWORD to the server's"
         )
 
@@ -192,8 +192,8 @@ def up_and_serve(
     the port after the server's, so that links to them outlast this process.
 
     Args:
-        port: of the server.
-        limit: most concurrent flow runs.
+        port: port of the server.
+        limit: maximum number of concurrent flow runs.
         store: store of the runs in the metrics.
         database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
         manifests: see `serve_deployments`.
@@ -247,8 +247,8 @@ def take_ports(port: int, password: str, metrics: Callable[[], bytes]) -> Thread
     Two `up` of one port cannot both pass this, however close their starts.
 
     Args:
-        port: of Prefect's server.
-        password: of Prefect's server, which signs links to reports.
+        port: port of Prefect's server.
+        password: password of Prefect's server, which signs links to reports.
         metrics: function that returns the text for Prometheus.
 
     Raises:
@@ -270,24 +270,24 @@ def why_taken(number: int, port: int) -> str:
     holder = listener(number)
     purpose = "the reports" if number > port else "Prefect's server"
     if holder is None:
-        return f"port {number}, for {purpose}, is in use by another process; give another --port"
+        return f"port {number}, for {purpose}, is in use by another process; choose another --port"
     try:
         command = Path(f"/proc/{holder}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:  # it has ended meanwhile
         command = ["ended meanwhile"]
     if "up" in command:
         return (
-            f"gristmill up runs already, as process {holder}: open http://127.0.0.1:{port}, end it with "
-            f"kill {holder}, or give another --port"
+            f"gristmill up is already running, as process {holder}: open http://127.0.0.1:{port}, end it with "
+            f"kill {holder}, or choose another --port"
         )
     return (
         f"port {number}, for {purpose}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
-        "end it, or give another --port"
+        "end it, or choose another --port"
     )
 
 
 def listener(port: int) -> int | None:
-    """Number of the process that listens at a port, as far as visible to this user (Linux)."""
+    """Number of the process that listens on a port, if visible to this user (Linux)."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -348,7 +348,7 @@ def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping:
 
 
 def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> None:
-    """Run a child of `up` until it or its parent, which may have ended already, ends."""
+    """Run a child of `up` until it ends, or its parent ends or has already ended."""
     end_with_parent(signal.SIGTERM, parent)
     if role == "deployments":
         serve_deployments(number, manifests)

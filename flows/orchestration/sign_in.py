@@ -1,6 +1,6 @@
 """Sign-in link of `gristmill up`, which signs a browser in to Prefect's pages and opens the deployments.
 
-Prefect's pages store the password in the browser's storage under their own origin. So the page that stores it must come
+Prefect's pages keep the password in the browser's storage under their own origin, so the page that stores it must come
 from Prefect's server: it is added to the folder of the server's pages, which is a setting of Prefect.
 """
 
@@ -62,12 +62,15 @@ def how_to_open(port: int, password: str) -> list[str]:
     """Lines on how to open the server's pages; the password is only shown on a terminal, not in a log."""
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} {_user()}@{socket.gethostname()}"
     if sys.stdout.isatty():
-        first = [f"Prefect: {sign_in_link(port, password)}"]
+        address_lines = [f"Prefect: {sign_in_link(port, password)}"]
     else:
-        kept = f"that {SERVER_VARIABLE} holds" if os.environ.get(SERVER_VARIABLE) else f"in {password_file()}"
+        password_place = f"in {SERVER_VARIABLE}" if os.environ.get(SERVER_VARIABLE) else f"in {password_file()}"
         page = deployments_page(f"http://127.0.0.1:{port}/api")
-        first = [f"Prefect: {page}", f"Its page asks each browser once for the password {kept}"]
-    return [*first, f"From another computer: {tunnel}", "and open the same address there."]
+        address_lines = [
+            f"Prefect: {page}",
+            f"Its page asks each browser once for the password, which is {password_place}",
+        ]
+    return [*address_lines, f"From another computer: {tunnel}", "and open the same address there."]
 
 
 def _user() -> str:

@@ -180,9 +180,9 @@ def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pyt
     flow_liveness.cancelled_runs.add(uuid.uuid4())
     flow_liveness.show_cancelled()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "runs whose process is gone could not be looked for",
-        "the runs of this runner could not be looked for",
-        "Prefect does not know that this run was cancelled",
+        "runs with a dead process could not be looked up",
+        "the runs of this runner could not be looked up",
+        "the cancellation of this run could not be recorded in Prefect",
     ]
     assert flow_liveness.cancelled_runs == set()
 

@@ -208,7 +208,7 @@ def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cl
     for url, reason in (
         (cluster.url(password="wrong"), 'password authentication failed for user "gristmill"'),
         (cluster.url(name="absent"), 'database "absent" does not exist'),
-        (cluster.url(user="guest", password="guest"), "does not let guest make tables"),
+        (cluster.url(user="guest", password="guest"), "does not allow guest to create tables"),
         (Cluster(free_port()).url(), "onnect"),
     ):
         with pytest.raises(DatabaseError, match=reason) as told:
@@ -242,7 +242,7 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("mysql://me:hunter2@host/db", "beginning with mysql:// is not known"),
+        ("mysql://me:hunter2@host/db", "beginning with mysql:// are not supported"),
         ("me:hunter2@host/db", "this is not a URL"),
         ("postgresql://me:hunter2@x@host/db", "%40"),
         ("postgresql://me:hunter2/x@host/db", "%2F"),

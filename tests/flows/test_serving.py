@@ -277,7 +277,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         again = subprocess.run([*command, "up", "--port", str(port)], env=environment, capture_output=True, text=True)
         said = " ".join(again.stderr.split())
         assert again.returncode == 2
-        assert f"gristmill up runs already, as process {up.pid}: open http://127.0.0.1:{port}, end it" in said
+        assert f"gristmill up is already running, as process {up.pid}: open http://127.0.0.1:{port}, end it" in said
         below = subprocess.run(
             [*command, "up", "--port", str(port - 1)], env=environment, capture_output=True, text=True
         )
@@ -360,7 +360,7 @@ def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "asks for a password" in run.stdout
+    assert "requires a password" in run.stdout
     serving = subprocess.run(
         [*command, "serve"], env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True
     )
@@ -386,7 +386,7 @@ def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         api = f"http://127.0.0.1:{server.server_address[1]}/api"
         monkeypatch.setenv("PREFECT_API_URL", api)
-        with pytest.raises(OpenServerError, match="asks for no password: any web page"):
+        with pytest.raises(OpenServerError, match="requires no password: any web page"):
             serve_deployments(1, [])
         check_password(api, allow_open_server=True)
         server.shutdown()
