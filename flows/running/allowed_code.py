@@ -8,13 +8,11 @@ The store records allowed listings by content, including their options.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 from gristmill.core.files import write_json
 from gristmill.core.store import Store
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import OwnListing
 
 FOLDER = "allowed-code"
 """Folder in the store."""
@@ -23,30 +21,22 @@ FOLDER = "allowed-code"
 def refused_listings(manifest: Manifest, written: Written, store: Store, allow: bool) -> list[Problem]:
     """Problems for listings that are not allowed yet; `allow` allows them all."""
     problems = []
-    for name, listing in _listings(manifest):
-        marker = store.root / FOLDER / f"{_digest(listing)}.json"
+    for name, source in manifest.document_sources.items():
+        listing = source.list
+        if listing is None:
+            continue
+        digest = hashlib.sha256(listing.model_dump_json().encode()).hexdigest()
+        marker = store.root / FOLDER / f"{digest}.json"
         if marker.exists():
             continue
+        function = listing.use.reference
         if allow:
-            write_json(marker, {"function": listing.use.reference, "source": name, "manifest": manifest.name})
-        else:
-            code = ", ".join(f"{file}: {len(source.splitlines())} lines" for file, source in listing.use.files.items())
-            problems.append(
-                written.problem(
-                    ("sources", name, "list"),
-                    (
-                        f"planning would run {listing.use.reference} ({code or listing.use.distribution}) to list the files; "
-                        "read it, then allow it with gristmill plan --allow-code, or with gristmill run, which runs all "
-                        "code of a manifest"
-                    ),
-                )
-            )
+            write_json(marker, {"function": function, "source": name, "manifest": manifest.name})
+            continue
+        code = ", ".join(f"{file}: {len(text.splitlines())} lines" for file, text in listing.use.files.items())
+        message = (
+            f"planning would run {function} ({code or listing.use.distribution}) to list the files; read it, then allow "
+            "it with gristmill plan --allow-code, or with gristmill run, which runs all code of a manifest"
+        )
+        problems.append(written.problem(("sources", name, "list"), message))
     return problems
-
-
-def _listings(manifest: Manifest) -> Iterator[tuple[str, OwnListing]]:
-    return ((name, source.list) for name, source in manifest.document_sources.items() if source.list is not None)
-
-
-def _digest(listing: OwnListing) -> str:
-    return hashlib.sha256(listing.model_dump_json().encode()).hexdigest()

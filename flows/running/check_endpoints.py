@@ -26,13 +26,13 @@ def unreachable_models(session: Session, stages: Iterable[str], force: Collectio
     """
     messages: dict[str, None] = {}
     for name in stages:
-        if name in force or session.committed(name) is None:
-            node = session.plan[name]
-            kind = node.stage
-            part = session.manifest if kind.instances is None else kind.instances(session.manifest)[name]
-            for model in _models_in((node.settings, kind.asks(part))):
-                for message in _why_not(model, session):
-                    messages[f"{name}: {message}"] = None
+        if name not in force and session.committed(name) is not None:
+            continue
+        node = session.plan[name]
+        kind = node.stage
+        part = session.manifest if kind.instances is None else kind.instances(session.manifest)[name]
+        for model in _models_in((node.settings, kind.asks(part))):
+            messages.update(dict.fromkeys(f"{name}: {problem}" for problem in _problems_of(model, session)))
     return list(messages)
 
 
@@ -49,8 +49,8 @@ def _models_in(value: object) -> Iterator[AskedModel]:
             yield from _models_in(item)
 
 
-def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
-    # Imported here, as every run calls this, and few ask a model.
+def _problems_of(model: AskedModel, session: Session) -> Iterator[str]:
+    # Imported here, since few runs call a model.
     from gristmill.dataprep.llm.answer_store import has_answers
     from gristmill.dataprep.llm.llm_client import settings_of
 
@@ -61,18 +61,17 @@ def _why_not(model: AskedModel, session: Session) -> Iterator[str]:
         )
     if not model.endpoints or has_answers(session.store.root / ANSWERS, settings_of(model, None)):
         return
-    refusals = [_refusal(url) for url in model.endpoints]
-    if all(refusal is not None for refusal in refusals):
-        endpoint_errors = "; ".join(
-            mask_text(f"{url}: {refusal}") for url, refusal in zip(model.endpoints, refusals, strict=True)
-        )
+    errors = {url: _connection_error(url) for url in model.endpoints}
+    if None not in errors.values():
+        endpoint_errors = "; ".join(mask_text(f"{url}: {error}") for url, error in errors.items())
         yield f"no endpoint of the model {model.called} answers ({endpoint_errors}); start it, or correct `endpoint`"
 
 
-def _refusal(url: str) -> str | None:
+def _connection_error(url: str) -> str | None:
     """Error of connecting to a URL; None if the connection succeeds, or a proxy is used."""
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+    host = parts.hostname or ""
+    port = parts.port or PORTS[parts.scheme]
     if parts.scheme in getproxies() and not proxy_bypass(host):
         return None
     try:

@@ -66,14 +66,16 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
         local_folder = work_on(folder)
         if hosts_of(engine) > 1:
             rendezvous = lead(folder, engine)
-            if interface := engine["network"]["interface"]:
+            interface = engine["network"]["interface"]
+            if interface:
                 name_interface(interface)
+            follower_command = shlex.join(rendezvous.command(folder, leads=False))
             print_event(
                 {
                     "event": "warning",
                     "message": (
                         f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
-                        f"the same gristmill command on them, or {shlex.join(rendezvous.command(folder, leads=False))}"
+                        f"the same gristmill command on them, or {follower_command}"
                     ),
                 }
             )

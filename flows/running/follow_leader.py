@@ -13,10 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gristmill.core.files import as_path, read_json
@@ -50,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     """Work on the stage of a folder until this process is ended."""
     location, interface = sys.argv[1:] if argv is None else argv
     end_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     folder = as_path(location)
     while not (folder / "stage.json").exists():
         time.sleep(LOOK_SECONDS)
@@ -80,23 +78,13 @@ def join_trainings(folder: Path) -> None:
             f"{socket.gethostname()} joins the training that {rendezvous.host} leads at {rendezvous.endpoint}",
             flush=True,
         )
-        with _ended_with_us(subprocess.Popen(rendezvous.command(folder, leads=False))) as training:
+        training = subprocess.Popen(rendezvous.command(folder, leads=False))
+        try:
             while training.poll() is None and read_rendezvous(folder) == rendezvous:
                 time.sleep(LOOK_SECONDS)
-
-
-@contextmanager
-def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Terminate the process at the end of the block, and wait for it: it may be writing a checkpoint."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+        finally:
+            training.terminate()
+            training.wait()  # it may be writing a checkpoint
 
 
 if __name__ == "__main__":

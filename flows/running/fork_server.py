@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gristmill.core.processes import ONE_THREAD, end_with_parent, without_collection
 
@@ -118,7 +118,8 @@ class Forked:
 
     def __init__(self, line: socket.socket, server: subprocess.Popen[bytes]) -> None:
         self.pid: int | None = None
-        self._line, self._server = line, server
+        self._line = line
+        self._server = server
         self._answers = line.makefile("rb")
 
     def begun(self) -> int:
@@ -163,6 +164,14 @@ def _missing(request: Mapping[str, Any]) -> list[str]:
     return [name for name in request["modules"] if name not in sys.modules]
 
 
+class PendingWorker(NamedTuple):
+    """A requested worker whose modules are not imported yet: its line, its output descriptor, and its request."""
+
+    line: socket.socket
+    output: int
+    request: dict[str, Any]
+
+
 class Server:
     """Forks workers, reports their ends, and kills those whose line was closed.
 
@@ -175,9 +184,11 @@ class Server:
     def __init__(
         self, requests: socket.socket, work: Callable[[dict[str, Any]], int | None], later: Sequence[str] = ()
     ) -> None:
-        self._requests, self._work, self._later = requests, work, list(later)
+        self._requests = requests
+        self._work = work
+        self._later = list(later)
         self._workers: dict[int, socket.socket] = {}
-        self._asked_for: list[tuple[socket.socket, int, dict[str, Any]]] = []
+        self._pending: list[PendingWorker] = []
         self._woken, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -189,35 +200,34 @@ class Server:
         for source in (self._requests, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
         while True:
-            events = self._selector.select(0 if self._asked_for or self._later else None)
+            events = self._selector.select(0 if self._pending or self._later else None)
             if not events:
                 self._import_one()
             for key, _ in events:
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
-                    self._tell_who_ended()
+                    self._report_ends()
                 elif key.fileobj is not self._requests:
-                    self._kill_worker_of(key.fileobj)
+                    self._kill_worker(key.fileobj)
                 elif not self._answer_request():
                     return
-            self._fork_those_ready()
+            self._fork_ready_workers()
 
     def _import_one(self) -> None:
-        """Import a module for the first requested worker, or else a later one."""
+        """Import a module of the first pending worker, otherwise one of `later`."""
         with without_collection():
-            if self._asked_for:
-                importlib.import_module(_missing(self._asked_for[0][2])[0])
+            if self._pending:
+                importlib.import_module(_missing(self._pending[0].request)[0])
             else:
                 with suppress(ImportError):
                     importlib.import_module(self._later.pop(0))
 
-    def _fork_those_ready(self) -> None:
+    def _fork_ready_workers(self) -> None:
         """Fork the workers whose modules are all imported; a worker never waits for the modules of another."""
-        for job in [entry for entry in self._asked_for if not _missing(entry[2])]:
-            self._asked_for.remove(job)
-            line, output, request = job
-            self._fork(line, output, request)
-            os.close(output)
+        for worker in [worker for worker in self._pending if not _missing(worker.request)]:
+            self._pending.remove(worker)
+            self._fork(worker.line, worker.output, worker.request)
+            os.close(worker.output)
 
     def _answer_request(self) -> bool:
         kind, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
@@ -234,16 +244,17 @@ class Server:
             self._later[:0] = json.loads(content)
             line.close()
             return True
-        self._asked_for.append((line, descriptors[1], json.loads(content)))
+        self._pending.append(PendingWorker(line, descriptors[1], json.loads(content)))
         return True
 
     def _fork(self, line: socket.socket, output: int, request: dict[str, Any]) -> None:
-        server, pid = os.getpid(), os.fork()
+        server = os.getpid()
+        pid = os.fork()
         if not pid:
             self._become_worker(server, line, output, request)
         self._workers[pid] = line
         self._selector.register(line, selectors.EVENT_READ)
-        _tell(line, pid)
+        _send_number(line, pid)
 
     def _become_worker(self, server: int, line: socket.socket, output: int, request: dict[str, Any]) -> NoReturn:
         code = 1
@@ -252,11 +263,11 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
-            for end in (self._requests, self._woken, self._wake, line, *self._workers.values()):
-                end.close()
-            for end, descriptor, _ in self._asked_for:
-                end.close()
-                os.close(descriptor)
+            for other_socket in (self._requests, self._woken, self._wake, line, *self._workers.values()):
+                other_socket.close()
+            for worker in self._pending:
+                worker.line.close()
+                os.close(worker.output)
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.close(output)
@@ -268,22 +279,22 @@ class Server:
             sys.stderr.flush()
             os._exit(code)
 
-    def _kill_worker_of(self, line: Any) -> None:
+    def _kill_worker(self, line: Any) -> None:
         pid = next((pid for pid, worker_line in self._workers.items() if worker_line is line), None)
         if pid is not None:  # otherwise it has just ended by itself
             self._selector.unregister(line)
             os.kill(pid, signal.SIGKILL)
 
-    def _tell_who_ended(self) -> None:
+    def _report_ends(self) -> None:
         for pid in list(self._workers):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 with self._workers.pop(pid) as line:
-                    _tell(line, os.waitstatus_to_exitcode(status))
+                    _send_number(line, os.waitstatus_to_exitcode(status))
                     with suppress(KeyError):  # it was killed
                         self._selector.unregister(line)
 
 
-def _tell(line: socket.socket, number: int) -> None:
+def _send_number(line: socket.socket, number: int) -> None:
     with suppress(OSError):  # the client has closed the line
         line.sendall(b"%d\n" % number)

@@ -76,16 +76,19 @@ def launch(
     if json_lines:
         return launch_with_json_lines(session, stages, force, tracked)
     console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
-    failure: tuple[str, int] | None = None
+    message = ""
+    exit_code = EXIT_DONE
     try:
         run = run_stages(session, stages, force, tracked, TerminalObserver(console, stages), console)
     except (StageFailedError, LeaseLostError) as error:
-        failure = (str(error), EXIT_STAGE_FAILED)
+        message = str(error)
+        exit_code = EXIT_STAGE_FAILED
     except KeyboardInterrupt as interrupted:
-        failure = (str(interrupted) or f"interrupted; resume with: {session.command('run')}", EXIT_INTERRUPTED)
-    if failure is not None:
-        plain_console(stderr=True).print(Text(failure[0], style="red"), soft_wrap=True)
-        return failure[1]
+        message = str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        exit_code = EXIT_INTERRUPTED
+    if exit_code != EXIT_DONE:
+        plain_console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
+        return exit_code
     if summarise:
         from gristmill.flows.report.summary import print_summary
 
@@ -98,7 +101,8 @@ def launch_with_json_lines(session: Session, stages: list[str], force: frozenset
     lines = JsonLines(cast(TextIO, LastingStream(sys.stdout)))
     console = plain_console(cast(TextIO, lines))
     console.width = LINE_CHARS
-    handler, logger = JsonHandler(lines), logging.getLogger("gristmill")
+    handler = JsonHandler(lines)
+    logger = logging.getLogger("gristmill")
     logger.addHandler(handler)
     lines.log("run_started", manifest=session.manifest_file, name=session.manifest.name, stages=stages)
     try:
@@ -131,15 +135,16 @@ def run_stages(
         LeaseLostError: another run took over a stage while this one was paused.
     """
     session.forget_kept(force)
-    if unreachable := unreachable_models(session, stages, force):
+    unreachable = unreachable_models(session, stages, force)
+    if unreachable:
         raise StageFailedError("\n".join([*unreachable, "nothing was run"]))
+    previous_handlers = {}
     # Only the main thread receives signals; elsewhere the caller handles them.
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    # A shell makes background processes ignore Ctrl-C.
-    handled_signals = [
-        number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    previous_handlers = {number: signal.signal(number, interrupt) for number in handled_signals if is_main_thread}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A shell makes background processes ignore Ctrl-C.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous_handlers[number] = signal.signal(number, interrupt)
     unwritten: list[str] = []
     try:
         with until_interrupted() as unwritten, session.stage_server(stages, force) as server:
@@ -190,15 +195,19 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
         cause = cause.__context__
     if cause is not None:
         return str(cause)
-    number = error.errno if isinstance(error, OSError) else None
-    location = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    reason = f"{error.strerror.lower()}{location}" if isinstance(error, OSError) and error.strerror else error
-    advice = STORE_ADVICE.get(number or 0, "Make sure that it can be reached")
+    number = 0
+    reason = str(error)
+    if isinstance(error, OSError):
+        number = error.errno or 0
+        if error.strerror:
+            reason = error.strerror.lower()
+            if error.filename:
+                reason += f": {error.filename}"
+    advice = STORE_ADVICE.get(number, "Make sure that it can be reached")
     if number in (errno.ENOSPC, errno.EDQUOT):
         advice += f" ({session.gc_command} lists deletable outputs)"
     return mask_text(
-        f"the store {session.store.root} cannot be used: {reason}; committed outputs stay. "
-        f"{advice}, then resume with: "
+        f"the store {session.store.root} cannot be used: {reason}; committed outputs stay. {advice}, then resume with: "
         f"{session.command('run')}"
     )
 
@@ -211,16 +220,16 @@ def run_untracked(
     server: ForkServer | None = None,
 ) -> RunRecord:
     """Run stages without Prefect, and return the run's record."""
-    record, draw_ahead = session.start_record(), drawing_ahead(session)
+    record = session.start_record()
+    prerender = drawing_ahead(session)
     runner = session.runner(Observers(record, observer), server)
-
     try:
         with record.until_end():
             run_in_threads(
                 jobs_of(session.plan, stages, runner.engine),
                 runner.engine.workers,
                 lambda stage, workers: runner.run_stage(stage, stage in force, workers),
-                lambda stage, outcome: draw_ahead(stage),
+                lambda stage, outcome: prerender(stage),
                 runner.processes.stop,
             )
     finally:
@@ -256,33 +265,27 @@ def _run_tracked(
     )
 
     mark_crashed_quietly()
-    tokens = observer_of_caller.set(observer), session_of_caller.set(session), server_of_caller.set(server)
+    observer_token = observer_of_caller.set(observer)
+    session_token = session_of_caller.set(session)
+    server_token = server_of_caller.set(server)
     # Prefect shows these parameters to every user of the server; the flow itself uses the session.
     parameters: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
     parameters["overrides"] = tuple(parameters["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
-            return as_path(
-                cast(
-                    str,
-                    gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **parameters),
-                )
+            folder = gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **parameters)
+        else:
+            folder = gristmill(
+                manifest=session.manifest_file,
+                until=list(session.plan)[-1],
+                force=tuple(sorted(force)),
+                **parameters,
             )
-        return as_path(
-            cast(
-                str,
-                gristmill(
-                    manifest=session.manifest_file,
-                    until=list(session.plan)[-1],
-                    force=tuple(sorted(force)),
-                    **parameters,
-                ),
-            )
-        )
+        return as_path(cast(str, folder))
     finally:
-        observer_of_caller.reset(tokens[0])
-        session_of_caller.reset(tokens[1])
-        server_of_caller.reset(tokens[2])
+        observer_of_caller.reset(observer_token)
+        session_of_caller.reset(session_token)
+        server_of_caller.reset(server_token)
         show_cancelled()
 
 

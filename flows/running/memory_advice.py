@@ -20,12 +20,14 @@ OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfM
 def available_memory() -> int:
     """Bytes of memory available on this machine: its free memory, or the control group's limit if lower."""
     free_bytes = 0
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            free_bytes = int(line.split()[1]) * 1024
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free_bytes = int(line.split()[1]) * 1024
     limit_file = Path("/sys/fs/cgroup/memory.max")
-    limit_text = limit_file.read_text().strip() if limit_file.exists() else "max"
-    return min(free_bytes, int(limit_text)) if limit_text.isdecimal() else free_bytes
+    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
+    return min(free_bytes, int(limit)) if limit.isdecimal() else free_bytes
 
 
 def advise(stage: Stage) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
@@ -20,7 +20,7 @@ EXTRA_OF = {
     **{name: name for name in ("fasttext", "kenlm", "mlflow", "pandas", "polars", "trackio", "vllm", "wandb")},
 }
 """Import name of a library that `pip install gristmill` leaves out -> extra of pyproject.toml."""
-WANTED = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
+BUILD_REQUIREMENTS = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
 """Libraries without wheels, which pip compiles -> requirements of the build."""
 
 
@@ -40,7 +40,7 @@ def sentence_of(library: str, feature: str) -> str:
         library: a key of EXTRA_OF.
         feature: the feature that needs it.
     """
-    compiled = f"{_to_compile(library)}," if library in WANTED else ""
+    compiled = f"{_build_requirement(library)}," if library in BUILD_REQUIREMENTS else ""
     return (
         f"{feature} needs {library}, which is not installed; install it{compiled} with: "
         f"pip install 'gristmill[{EXTRA_OF[library]}]'"
@@ -48,50 +48,56 @@ def sentence_of(library: str, feature: str) -> str:
 
 
 def check_libraries(session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()) -> None:
-    """Raise MissingLibraryError, with one sentence about all missing libraries, if some stages of a run lack them here.
+    """Raise MissingLibraryError, with one message about all missing libraries, if stages of a run need them here.
 
     Args:
-        force: committed stages that run all the same; other committed ones need no libraries.
+        force: committed stages that are rebuilt; other committed stages need no libraries.
     """
     missing: dict[str, list[str]] = {}
     for name in stages:
-        if name in force or session.committed(name) is None:
-            for feature, library in _needed(session, name):
-                if not is_installed(library) and feature not in missing.setdefault(library, []):
-                    missing[library].append(feature)
+        if name not in force and session.committed(name) is not None:
+            continue
+        for feature, library in _requirements(session, name):
+            if not is_installed(library) and feature not in missing.setdefault(library, []):
+                missing[library].append(feature)
     if len(missing) == 1:
-        ((library, needing),) = missing.items()
-        keys = [feature for feature in needing if "." in feature]
-        raise MissingLibraryError(
-            sentence_of(library, _called(session, library, needing)) + (f", or remove {_and(keys)}" if keys else "")
-        )
+        ((library, features),) = missing.items()
+        if len(features) == 1:
+            kind = "step" if features[0] in session.manifest.steps else "stage"
+            message = sentence_of(library, features[0] if "." in features[0] else f"the {kind} {features[0]}")
+        elif library == TORCH:
+            message = sentence_of(library, f"computing with a model ({', '.join(features)})")
+        else:
+            message = sentence_of(library, f"each of {_and(features)}")
+        keys = [feature for feature in features if "." in feature]
+        raise MissingLibraryError(f"{message}, or remove {_and(keys)}" if keys else message)
     if missing:
-        listed = "; ".join(f"{library}{_to_compile(library)}: {_and(needing)}" for library, needing in missing.items())
+        entries = [f"{library}{_build_requirement(library)}: {_and(features)}" for library, features in missing.items()]
         extras = ",".join(sorted({EXTRA_OF[library] for library in missing}))
         raise MissingLibraryError(
-            f"some stages need what is not installed ({listed}); install it with: pip install 'gristmill[{extras}]'"
+            f"some stages need libraries that are not installed ({'; '.join(entries)}); install them with: "
+            f"pip install 'gristmill[{extras}]'"
         )
 
 
-def _needed(session: Session, name: str) -> Iterator[tuple[str, str]]:
-    """Yield what needs a library of an extra (the stage, or a key of its settings), and the library."""
-    stage, step = session.plan[name].stage, session.manifest.steps.get(name)
+def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
+    """Yield (feature, library): a stage, or a key of its settings, and the library of an extra that it needs."""
+    stage = session.plan[name].stage
     if stage.needs_torch:
         yield name, TORCH
-    section = session.manifest if stage.instances is None else stage.instances(session.manifest)[name]
-    for key, library in stage.needs_libraries(section if step is None else step.config):
+    section: Any
+    if name in session.manifest.steps:
+        section = session.manifest.steps[name].config
+    elif stage.instances is not None:
+        section = stage.instances(session.manifest)[name]
+    else:
+        section = session.manifest
+    for key, library in stage.needs_libraries(section):
         yield key or name, library
 
 
-def _called(session: Session, library: str, needing: Sequence[str]) -> str:
-    if len(needing) > 1:
-        return f"what computes with a model ({', '.join(needing)})" if library == TORCH else f"each of {_and(needing)}"
-    kind = "" if "." in needing[0] else "the step " if needing[0] in session.manifest.steps else "the stage "
-    return f"{kind}{needing[0]}"
-
-
-def _to_compile(library: str) -> str:
-    return f", which needs {WANTED[library]}" if library in WANTED else ""
+def _build_requirement(library: str) -> str:
+    return f", which needs {BUILD_REQUIREMENTS[library]}" if library in BUILD_REQUIREMENTS else ""
 
 
 def _and(names: Sequence[str]) -> str:

@@ -33,7 +33,8 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
     if target is None:
         return
     try:
-        body = mask_known(json.dumps(mask_secrets(payload(session, record, report)), ensure_ascii=False)).encode()
+        text = json.dumps(mask_secrets(payload(session, record, report)), ensure_ascii=False)
+        body = mask_known(text).encode()
         target = os.path.expandvars(target)
         if target.startswith(("http://", "https://")):
             headers = {"Content-Type": "application/json", "User-Agent": "gristmill"}
@@ -59,6 +60,9 @@ def payload(session: Session, record: RunRecord, report: Path | None) -> dict[st
     seconds = round(content["finished"] - content["started"], 3)
     sentence = f"gristmill: {content['name']} {content['state']} after {seconds:,.0f} s on {socket.gethostname()}"
     first_line = content["message"].partition("\n")[0]
+    stages = {}
+    for name, entry in content["stages"].items():
+        stages[name] = {key: entry[key] for key in ("how", "seconds", "rows", "error") if key in entry}
     return {
         "text": f"{sentence}: {first_line}" if first_line else sentence,
         "run": content["run"],
@@ -72,8 +76,5 @@ def payload(session: Session, record: RunRecord, report: Path | None) -> dict[st
         "host": socket.gethostname(),
         "store": str(session.store.root),
         "report": None if report is None else str(report),
-        "stages": {
-            name: {key: entry[key] for key in ("how", "seconds", "rows", "error") if key in entry}
-            for name, entry in content["stages"].items()
-        },
+        "stages": stages,
     }

@@ -58,7 +58,9 @@ def find_alias(store: Store, node: Node, files: Files) -> str:
     if identities:
         identity = max(identities)[1]
         return "" if identity == node.fingerprint else identity
-    return hashlib.sha256(f"{node.fingerprint} {digest}".encode()).hexdigest() if is_taken else ""
+    if is_taken:
+        return hashlib.sha256(f"{node.fingerprint} {digest}".encode()).hexdigest()
+    return ""
 
 
 def alias_of(folder: StageFolder) -> str:

@@ -33,43 +33,45 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
         **{name: STAGES[step.stage] for name, step in manifest.steps.items()},
         **instances_of(manifest),
     }
-    return [
-        written.problem(location, message)
-        for name in stages
-        if (preflight := kinds[name].preflight) is not None
-        for location, message in preflight(manifest, name, measured)
-    ]
+    problems = []
+    for name in stages:
+        preflight = kinds[name].preflight
+        if preflight is not None:
+            problems += [written.problem(*problem) for problem in preflight(manifest, name, measured)]
+    return problems
 
 
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
     """Problems with outside paths of a manifest that cannot be read."""
-    return [
-        _at_listing(location, message, written)
-        for location, path in outside_paths(manifest)
-        if (message := _why_missing(manifest, location, path)) is not None
-    ]
+    problems = []
+    for location, path in outside_paths(manifest):
+        message = _unreadable(manifest, location, path)
+        if message is None:
+            continue
+        # A problem of a source's listing is reported at the key `list`, not at `path`.
+        if location[0] == "sources" and message.startswith(f"{LIST}: "):
+            message = message.removeprefix(f"{LIST}: ")
+            location = (*location[:-1], LIST)
+        problems.append(written.problem(location, message))
+    return problems
 
 
-def _at_listing(location: Location, message: str, written: Written) -> Problem:
-    """Problem at its key; a problem of a source's listing is not reported at its `path`."""
-    prefix = f"{LIST}: "
-    if location[0] == "sources" and message.startswith(prefix):
-        return written.problem((*location[:-1], LIST), message.removeprefix(prefix))
-    return written.problem(location, message)
-
-
-def _why_missing(manifest: Manifest, location: Location, path: str) -> str | None:
+def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None:
+    """Reason that a path cannot be read; None if it can, or if the stage does not need it."""
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
     from gristmill.tokenize.importing.token_files import token_files
 
     key = ".".join(map(str, location))
     if "prepare" in location and _is_left_out(manifest, location):
         return None
+    source = manifest.sources.get(str(location[1])) if location[0] == "sources" else None
     try:
-        source = manifest.sources.get(str(location[1])) if location[0] == "sources" else None
-        if source is not None and not isinstance(source, GeneratedSource):
+        if isinstance(source, TokenSource):
             key = f"source {location[1]!r}"
-            (token_files if isinstance(source, TokenSource) else check)(str(location[1]), source.model_dump())
+            token_files(str(location[1]), source.model_dump())
+        elif source is not None and not isinstance(source, GeneratedSource):
+            key = f"source {location[1]!r}"
+            check(str(location[1]), source.model_dump())
         elif "data" in location:
             from gristmill.dataprep.examples.read_examples import examples_listing
 
@@ -95,13 +97,9 @@ def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
 
 def _is_left_out(manifest: Manifest, location: Location) -> bool:
     """True if the stage of a step, `prepare[0].langid.model`, does not need the file."""
-    at = location.index("prepare") + 2
-    return location[at + 1] in STAGES[str(location[at])].leaves_out(_section_at(manifest, location[: at + 2]))
-
-
-def _section_at(manifest: Manifest, location: Location) -> object:
-    """Section of a key."""
-    at: object = manifest
-    for part in location[:-1]:
-        at = at[part] if isinstance(at, tuple | dict) else getattr(at, str(part))  # type: ignore[index]
-    return at
+    step_end = location.index("prepare") + 3
+    settings: object = manifest
+    for part in location[:step_end]:
+        is_container = isinstance(settings, tuple | dict)
+        settings = settings[part] if is_container else getattr(settings, str(part))  # type: ignore[index]
+    return location[step_end] in STAGES[str(location[step_end - 1])].leaves_out(settings)

@@ -139,11 +139,12 @@ class StageProcess:
         self._failures: list[Event] = []
         read, write = os.pipe()
         self._output = open(read, "rb")  # noqa: SIM115 - whoever reads it closes it
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
-            self._process: subprocess.Popen[bytes] | ForkedProcess = (
-                ForkedProcess(server.start(environment, imports, write, [str(stage_folder)]))
-                if server is not None
-                else subprocess.Popen(
+            if server is not None:
+                self._process = ForkedProcess(server.start(environment, imports, write, [str(stage_folder)]))
+            else:
+                self._process = subprocess.Popen(
                     [sys.executable, "-m", module, str(stage_folder), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=write,
@@ -151,7 +152,6 @@ class StageProcess:
                     start_new_session=True,
                     env=environment,
                 )
-            )
         except BaseException:
             self._output.close()
             raise
@@ -189,8 +189,10 @@ class StageProcess:
         Returns:
             a sentence, and True if the rank ended only because another one did.
         """
-        failures = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
-        return (str(failures[0]["message"]), bool(failures[0]["is_consequence"])) if failures else None
+        if not self._failures:
+            return None
+        failure = min(self._failures, key=lambda event: bool(event["is_consequence"]))
+        return str(failure["message"]), bool(failure["is_consequence"])
 
     def was_killed(self, code: int) -> bool:
         """True if SIGKILL ended the process, one of its workers, or one of its ranks.
@@ -203,7 +205,8 @@ class StageProcess:
     def stop(self) -> None:
         """End the group: SIGTERM, wait, SIGKILL. Observers get an event if it does not end within `QUIET_SECONDS`."""
         self._signal(signal.SIGTERM)
-        start, is_reported = time.monotonic(), False
+        start = time.monotonic()
+        is_reported = False
         while self._process.poll() is None and time.monotonic() < start + TERMINATE_SECONDS:
             if not is_reported and time.monotonic() >= start + QUIET_SECONDS:
                 self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
@@ -232,24 +235,21 @@ class StageProcess:
         log = LogFile(self._log)
         try:
             with self._output as stream:
-                for raw in stream:
-                    self._take_line(raw, log, on_event)
+                for raw_line in stream:
+                    line = raw_line.decode("utf-8", "replace").rstrip("\n")
+                    text, event = split_event(line)
+                    if event is None or text:
+                        masked = mask_text(text)
+                        log.write(raw_line if masked == line else masked.encode() + b"\n")
+                        self._tail.append(masked)
+                        on_event({"event": "log", "line": masked})
+                    if event is not None:
+                        event = mask_addresses(event)
+                        if event["event"] == "failed":
+                            self._failures.append(event)
+                        on_event(event)
         finally:
             log.close()
-
-    def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
-        line_text = raw.decode("utf-8", "replace").rstrip("\n")
-        before, event = split_event(line_text)
-        if event is None or before:
-            line = mask_text(before)
-            log.write(raw if line == line_text else line.encode() + b"\n")
-            self._tail.append(line)
-            on_event({"event": "log", "line": line})
-        if event is not None:
-            event = mask_addresses(event)
-            if event["event"] == "failed":
-                self._failures.append(event)
-            on_event(event)
 
 
 def split_event(line: str) -> tuple[str, Event | None]:
@@ -262,5 +262,6 @@ def split_event(line: str) -> tuple[str, Event | None]:
         event = json.loads(content) if prefix else None
     except ValueError:
         return line, None
-    is_event = isinstance(event, dict) and isinstance(event.get("event"), str)
-    return (before, event) if is_event else (line, None)
+    if isinstance(event, dict) and isinstance(event.get("event"), str):
+        return before, event
+    return line, None

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,7 +20,7 @@ from gristmill.core.lease import Lease, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
-from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
+from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.follow_leader import Waiting
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
@@ -159,7 +160,8 @@ class Runner:
             raise
 
     def _run_stage(self, stage: str, force: bool, workers: int | None) -> Outcome:
-        node, folder = self.plan[stage], self.folder(stage)
+        node = self.plan[stage]
+        folder = self.folder(stage)
         if node.kept_version is not None and (force or folder.state() != "committed"):
             raise StageFailedError(
                 f"{stage}: the kept output of version {node.kept_version} is {folder.state()}; "
@@ -169,65 +171,62 @@ class Runner:
             _end_cleaning(folder)
             return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
         self._check_inputs(node)
-        done_before = folder.state() == "committed"
+        was_committed = folder.state() == "committed"
 
-        def still_wanted() -> bool:
+        def is_needed() -> bool:
             self.processes.check()
             return force or folder.state() != "committed"
 
         # A forced rerun of a committed stage finds a released lease, so it does not wait.
-        with self._taking_part(node, folder, workers or self.engine.workers) as begin:
-            lease = acquire(folder.path / "lease", begin, still_wanted, folder.publish)
+        with self._waiting_callback(node, folder, workers or self.engine.workers) as begin:
+            lease = acquire(folder.path / "lease", begin, is_needed, folder.publish)
         if lease is None:
             _end_cleaning(folder)
-            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
-        if not still_wanted():
+        elif not is_needed():
             lease.release()
+            lease = None
+        if lease is None:
             return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
         if self.engine.nodes > 1 and begin.waited and lease.follows_one_given_back():
             lease.release()
-            raise StageFailedError(self._leader_failed(node, folder))
-        replaced = self._put_aside(folder, lease) if force and done_before else None
-        if replaced is not None:
-            lease = replaced[1]
+            error_file = folder.work / "error.json"
+            reason = read_json(error_file)["message"] if error_file.exists() else "it was ended there"
+            raise StageFailedError(
+                mask_text(f"{stage}: its leading host has given up: {reason}\n  resume with: {self.resume_command}")
+            )
+        replaced: StageFolder | None = None
+        if force and was_committed:
+            replaced, lease = self._move_to_trash(folder, lease)
         try:
             outcome = self._make(node, folder, lease, workers or self.engine.workers)
         finally:
             lease.release()
         if replaced is not None:
-            outcome = compare_with_replaced(outcome, replaced[0])
+            outcome = compare_with_replaced(outcome, replaced)
         return self._finished(node, outcome)
 
     @contextmanager
-    def _taking_part(self, node: Node, folder: StageFolder, workers: int) -> Iterator[Waiting]:
+    def _waiting_callback(self, node: Node, folder: StageFolder, workers: int) -> Iterator[Waiting]:
         """Callback for waiting on another run of the same stage; with several hosts, this host works on it meanwhile."""
-        with ExitStack() as parts:
+        with ExitStack() as stack:
 
             def begin(owner: Mapping[str, Any]) -> None:
                 self.observer.stage_waits(node, owner)
                 if self.engine.nodes > 1 and (node.stage.trains or node.uses_workers):
                     _, secrets = split_secrets(self.describe(node, workers))
                     log = folder.logs / "hosts" / f"{socket.gethostname()}-{os.getpid()}.log"
-                    parts.enter_context(
-                        self.processes.start(
-                            lambda: StageProcess(
-                                folder.path,
-                                log,
-                                lambda event: None,
-                                secrets,
-                                module=TAKE_PART,
-                                arguments=[self.engine.network.interface or ""],
-                            )
-                        )
+                    follower = partial(
+                        StageProcess,
+                        folder.path,
+                        log,
+                        lambda event: None,
+                        secrets,
+                        module=FOLLOW_LEADER,
+                        arguments=[self.engine.network.interface or ""],
                     )
+                    stack.enter_context(self.processes.start(follower))
 
             yield Waiting(begin)
-
-    def _leader_failed(self, node: Node, folder: StageFolder) -> str:
-        """Message about a stage whose leading host gave up."""
-        error = folder.work / "error.json"
-        reason = read_json(error)["message"] if error.exists() else "it was ended there"
-        return mask_text(f"{node.name}: its leading host has given up: {reason}\n  resume with: {self.resume_command}")
 
     def _finished(self, node: Node, outcome: Outcome) -> Outcome:
         """Update the plan with the output's identity, and notify the observer."""
@@ -246,7 +245,7 @@ class Runner:
                     f"{self.resume_command} --until {name}"
                 )
 
-    def _put_aside(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
+    def _move_to_trash(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
         """Move a committed output to the trash, where it stays until an equal one is committed."""
         target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -260,34 +259,38 @@ class Runner:
         started = time.time()
         header = self.header(node)
         # Only the process needs the credentials of addresses, so they are not written; the next attempt gets them again.
-        written, secrets = split_secrets(self.describe(node, workers))
-        folder.begin(written, shared=self.engine.nodes > 1)
+        description, secrets = split_secrets(self.describe(node, workers))
+        folder.begin(description, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
         self.observer.stage_started(node, resuming, folder)
         self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
-        cost = folder.work / "cost.json"
-        folder.commit(
-            {
-                **header,
-                **how_of(node),
-                "started": started,
-                "seconds": round(seconds, 3),
-                "lease": lease.number,
-                **({"cost": read_json(cost)} if cost.exists() else {}),
-            },
-            summary,
-            lease.commit,
-            lambda files: find_alias(self.store, node, files),
-        )
+        record = {
+            **header,
+            **how_of(node),
+            "started": started,
+            "seconds": round(seconds, 3),
+            "lease": lease.number,
+        }
+        cost_file = folder.work / "cost.json"
+        if cost_file.exists():
+            record["cost"] = read_json(cost_file)
+        folder.commit(record, summary, lease.commit, lambda files: find_alias(self.store, node, files))
         alias = alias_of(folder)
         note = f"same bytes as {alias[:FINGERPRINT_CHARS]}" if alias else ""
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder, note)
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
         """Description of a stage for its process: the content of `stage.json` with credentials."""
+        origins = {}
+        if node.stage.rows == "documents":  # folders with annotations of the documents, which do not affect a training
+            for name, other_node in self.plan.items():
+                folder = self.folder(name)
+                is_origin = name in (INGEST, IMPORTED) or other_node.stage.judges
+                if is_origin and folder.state() == "committed":
+                    origins[name] = str(folder.data)
         engine = {
             **self.engine.model_dump(mode="json"),
             "workers": workers or self.engine.workers,
@@ -300,20 +303,9 @@ class Runner:
             "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
             "trained": [name for name in node.inputs if self.plan[name].stage.trains],
-            "origins": self._origins(node),
+            "origins": origins,
             "engine": engine,
         }
-
-    def _origins(self, node: Node) -> dict[str, str]:
-        """Folders with annotations of a pre-training's documents, by stage; they do not affect the training."""
-        if node.stage.rows != "documents":
-            return {}
-        folders = {
-            name: self.folder(name)
-            for name, other_node in self.plan.items()
-            if name in (INGEST, IMPORTED) or other_node.stage.judges
-        }
-        return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def header(self, node: Node) -> dict[str, Any]:
         """Description of a stage's output for its records: without credentials."""
@@ -322,69 +314,62 @@ class Runner:
             "version": node.stage.version,
             "fingerprint": node.fingerprint,
             "recipe": mask_secrets(dict(node.recipe)),
-            "input_fingerprints": [{"stage": name, "fingerprint": each} for name, each in node.inputs.items()],
+            "input_fingerprints": [
+                {"stage": name, "fingerprint": fingerprint} for name, fingerprint in node.inputs.items()
+            ],
             "edits": list(node.edits),
         }
 
     def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path, secrets: str | None) -> None:
+        """Run a stage's process, and retry up to `engine.retries` times if it was killed."""
         progress = ProgressFile(lease.folder, lease.number)
 
-        def take(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if event["event"] == "warning":  # displays add the stage's name themselves
                 event["message"] = str(event["message"]).removeprefix(f"{node.name}: ")
             progress.note(event)
             self.observer.stage_event(node, event)
 
         try:
-            self._run_until_done(node, folder, lease, log, secrets, take)
+            for retries in range(self.engine.retries, -1, -1):
+                lease.check()
+                with self.processes.start(
+                    partial(self._start_process, node, folder, log, on_event, secrets)
+                ) as process:
+                    lease.on_lost = process.kill
+                    lease.name_child(process.pid)
+                    lease.start_heartbeat()
+                    lease.check()
+                    code = process.wait()
+                lease.check()
+                if code == 0:
+                    break
+                failure = self._failure_message(node, folder, code, process, log)
+                if not retries or not process.was_killed(code):
+                    raise StageFailedError(failure)
+                reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
+                on_event({"event": "warning", "message": f"{reason}; trying again (engine.retries: {retries} left)"})
+                folder.begin(read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1)
         finally:
             progress.close()
         if not (folder.work / "result.json").exists():
             raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
 
-    def _run_until_done(
-        self,
-        node: Node,
-        folder: StageFolder,
-        lease: Lease,
-        log: Path,
-        secrets: str | None,
-        take: Callable[[Event], None],
-    ) -> None:
-        """Run a stage's process, and retry up to `engine.retries` times if it was killed."""
-        for retries in range(self.engine.retries, -1, -1):
-            lease.check()
-            with self.processes.start(lambda: self._begin(node, folder, log, take, secrets)) as process:
-                lease.on_lost = process.kill
-                lease.name_child(process.pid)
-                lease.start_heartbeat()
-                lease.check()
-                code = process.wait()
-            lease.check()
-            if code == 0:
-                break
-            failure = self._failure(node, folder, code, process, log)
-            if not retries or not process.was_killed(code):
-                raise StageFailedError(failure)
-            reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
-            take({"event": "warning", "message": f"{reason}; trying again (engine.retries: {retries} left)"})
-            folder.begin(read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1)
-
-    def _begin(
-        self, node: Node, folder: StageFolder, log: Path, take: Callable[[Event], None], secrets: str | None
+    def _start_process(
+        self, node: Node, folder: StageFolder, log: Path, on_event: Callable[[Event], None], secrets: str | None
     ) -> StageProcess:
         """Start a stage's process: as a fork of the server if there is one."""
         if self.server and self.server.is_running and is_forkable(self.plan, node.name):
+            module = node.stage.run.partition(":")[0]
             with suppress(ForkServerError):  # the server has just ended
-                return StageProcess(
-                    folder.path, log, take, secrets, self.server, imports=[node.stage.run.partition(":")[0]]
-                )
-        return StageProcess(folder.path, log, take, secrets)
+                return StageProcess(folder.path, log, on_event, secrets, self.server, imports=[module])
+        return StageProcess(folder.path, log, on_event, secrets)
 
-    def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
+    def _failure_message(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
         error_file = folder.work / "error.json"
         error_type = read_json(error_file)["type"] if error_file.exists() else None
-        if (cause := process.cause()) is not None and not (cause[1] and error_file.exists()):
+        cause = process.cause()
+        if cause is not None and not (cause[1] and error_file.exists()):
             reason = cause[0]
             _keep_cause(error_file, reason)
         elif error_file.exists():
@@ -436,17 +421,13 @@ def _end_cleaning(folder: StageFolder) -> None:
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
     """Note after a forced rerun whether the bytes are equal, and remove an equal copy."""
-    new, old = outcome.folder.manifest()["files"], replaced.manifest()["files"]
-    if new == old:
+    new_files = outcome.folder.manifest()["files"]
+    old_files = replaced.manifest()["files"]
+    if new_files == old_files:
         remove_tree(replaced.path)
-        return Outcome(**{**vars(outcome), "note": "same bytes as before"})
-    differing = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
-    return Outcome(
-        **{
-            **vars(outcome),
-            "note": (
-                f"differs from the output that it replaced in {', '.join(differing[:3])}"
-                f"{' ...' if len(differing) > 3 else ''}; the old output is in {replaced.path}"
-            ),
-        }
+        return replace(outcome, note="same bytes as before")
+    differing = sorted(name for name in {*new_files, *old_files} if new_files.get(name) != old_files.get(name))
+    names = ", ".join(differing[:3]) + (" ..." if len(differing) > 3 else "")
+    return replace(
+        outcome, note=f"differs from the output that it replaced in {names}; the old output is in {replaced.path}"
     )

@@ -80,16 +80,18 @@ class RunRecord:
             for name, later in self.plan.items():
                 if not self.content["stages"][name].keys() & {"how", "started", "error"}:
                     self.content["stages"][name] = _names_of(later)
-            counts = outcome.folder.manifest()["summary"].get("counts") or {}
-            rows = {kind: counts[kind] for kind in ROWS if kind in counts}
-            self.content["stages"][outcome.stage] = {
+            entry = {
                 **_names_of(self.plan[outcome.stage]),
                 "how": outcome.how,
                 "seconds": round(outcome.seconds, 3),
                 "folder": str(outcome.folder.path),
                 "note": outcome.note,
-                **({"rows": rows} if rows else {}),
             }
+            counts = outcome.folder.manifest()["summary"].get("counts") or {}
+            rows = {kind: counts[kind] for kind in ROWS if kind in counts}
+            if rows:
+                entry["rows"] = rows
+            self.content["stages"][outcome.stage] = entry
             self.save()
 
     def stage_failed(self, node: Node, message: str) -> None:
@@ -152,8 +154,9 @@ def _names_of(node: Node) -> dict[str, Any]:
 def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
     """Find outputs that no recent run refers to, and delete them if `delete`.
 
-    Outputs in progress are never touched. An output whose identity a kept one has taken over stays, as later outputs
-    refer to its folder.
+    Outputs in progress are never touched. An output whose identity a referenced one has taken over stays, as later
+    outputs refer to its folder.
+
     Args:
         store: the store.
         keep_runs: number of newest runs per manifest name whose outputs stay.
@@ -162,19 +165,22 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
     Returns:
         (folder, bytes) of every unreferenced output.
     """
-    kept = referenced_fingerprints(store, keep_runs)
+    referenced = referenced_fingerprints(store, keep_runs)
     folders = [(folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()]
-    kept |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in kept}
+    referenced |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in referenced}
     garbage = []
     for fingerprint, folder in folders:
         pointer = kept_output(folder)
-        if pointer is not None and pointer["fingerprint"][:FINGERPRINT_CHARS] in kept:
+        if pointer is not None and pointer["fingerprint"][:FINGERPRINT_CHARS] in referenced:
             continue
-        if fingerprint not in kept and running_owner(folder.path / "lease") is None:
+        if fingerprint not in referenced and running_owner(folder.path / "lease") is None:
             garbage.append(folder.path)
     if store.trash.exists():
         garbage += sorted(store.trash.iterdir())
-    sizes = [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in garbage]
+    sizes = []
+    for path in garbage:
+        num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        sizes.append((path, num_bytes))
     if delete:
         for path in garbage:
             # Removing the marker first prevents a half-deleted output from counting as complete.
@@ -188,9 +194,8 @@ def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
     by_manifest = defaultdict(list)
     for _, record in read_runs(store):
         by_manifest[record["name"]].append(record)
-    return {
-        stage["fingerprint"][:FINGERPRINT_CHARS]
-        for records in by_manifest.values()
-        for record in records[-keep_runs:]
-        for stage in record["stages"].values()
-    }
+    fingerprints = set()
+    for records in by_manifest.values():
+        for record in records[-keep_runs:]:
+            fingerprints |= {stage["fingerprint"][:FINGERPRINT_CHARS] for stage in record["stages"].values()}
+    return fingerprints

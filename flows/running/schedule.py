@@ -23,11 +23,11 @@ class Job:
     """One stage of a run.
 
     Attributes:
-        name: of the stage.
-        needs: the stages of the same run that must be done first.
-        workers: most workers that it uses.
-        least: fewest workers that it needs.
-        trains: True for trainings, of which one runs at a time.
+        name: name of the stage.
+        needs: stages of the same run that must be done first.
+        workers: maximum number of workers that it uses.
+        least: minimum number of workers that it needs.
+        trains: True for trainings, which run one at a time.
     """
 
     name: str
@@ -53,7 +53,8 @@ def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
     """Jobs of a run's stages, in the order of the plan, with their dependencies and workers."""
     jobs = []
     for name in stages:
-        stage, needs = plan[name].stage, frozenset(plan[name].inputs) & set(stages)
+        stage = plan[name].stage
+        needs = frozenset(plan[name].inputs) & set(stages)
         if stage.trains:
             ranks = min(engine.num_ranks, engine.workers)
             jobs.append(Job(name, needs, ranks, ranks, trains=True))
@@ -84,11 +85,10 @@ def next_jobs(
             continue
         num_workers = max(min(job.workers, free), 1)
         starting.append((job, num_workers))
-        has_single, free, trains = (
-            has_single or job.is_single,
-            free - num_workers * (not is_beside),
-            trains or job.trains,
-        )
+        has_single = has_single or job.is_single
+        trains = trains or job.trains
+        if not is_beside:
+            free -= num_workers
     return starting
 
 
@@ -108,7 +108,8 @@ def run_jobs(
         finish: called in this thread with the name and the future of a finished job; raises the job's error.
         stop: ends running jobs soon; called if this thread is interrupted.
     """
-    waiting, done = list(jobs), list[str]()
+    waiting = list(jobs)
+    done: list[str] = []
     running: dict[str, tuple[Job, int]] = {}
     ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     noted: set[str] = set()
@@ -132,7 +133,7 @@ def run_jobs(
             try:
                 finish(name, future)
                 done.append(name)
-            except Exception as error:  # noqa: BLE001 - it is raised when those that run are done
+            except Exception as error:  # noqa: BLE001 - it is raised when the running jobs are done
                 failure = failure or error
             if failure is None:
                 start_ready_jobs()

@@ -105,12 +105,17 @@ class Session:
         parts = [program(), verb, self.manifest_file, *arguments]
         for override in self.overrides:
             parts += ["--set", override]
-        return shlex.join([*parts, *(["--store", self.store_option] if self.store_option else [])])
+        if self.store_option:
+            parts += ["--store", self.store_option]
+        return shlex.join(parts)
 
     @property
     def gc_command(self) -> str:
         """Command line of gristmill that lists removable outputs of this store."""
-        return shlex.join([program(), "gc", *(["--store", self.store_option] if self.store_option else [])])
+        parts = [program(), "gc"]
+        if self.store_option:
+            parts += ["--store", self.store_option]
+        return shlex.join(parts)
 
 
 def program() -> str:
@@ -174,13 +179,13 @@ def session_of(
         manifest: file named in commands.
     """
     remember_secrets(loaded.model_dump(mode="json"))
-    stage_names = [*STAGES, *(name for name in (*loaded.steps, *instances_of(loaded)) if name not in STAGES)]
+    stage_names = list(dict.fromkeys([*STAGES, *loaded.steps, *instances_of(loaded)]))
     if until is not None and until not in stage_names:
-        raise UnknownStageError(
-            f"no such stage: {until!r}{did_you_mean(until, stage_names) or ';'} stages are {', '.join(stage_names)}"
-        )
+        suggestion = did_you_mean(until, stage_names) or ";"
+        raise UnknownStageError(f"no such stage: {until!r}{suggestion} stages are {', '.join(stage_names)}")
     opened_store = store_at(store)
-    if refused := refused_listings(loaded, written, opened_store, allow_code):
+    refused = refused_listings(loaded, written, opened_store, allow_code)
+    if refused:
         raise ManifestError(refused)
     try:
         plan = make_plan(loaded, verify_inputs)
@@ -190,23 +195,15 @@ def session_of(
             raise
         raise ManifestError([*problems, *find_problems(loaded, written, present_stages(loaded))]) from error
     if until is not None and until not in plan and exactly:
-        raise UnknownStageError(
-            f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has {', '.join(plan)}"
-        )
+        suggestion = did_you_mean(until, plan) or ";"
+        raise UnknownStageError(f"{manifest} has no stage {until!r}{suggestion} it has {', '.join(plan)}")
     if until is not None:
         stage_order = list(STAGES)
-        last_stage = (
-            until
-            if until in plan
-            else next(
-                (
-                    name
-                    for name in reversed(list(plan))
-                    if stage_order.index(plan[name].stage.name) <= stage_order.index(until)
-                ),
-                None,
-            )
-        )
+        last_stage = until if until in plan else None
+        if last_stage is None:
+            for name, node in plan.items():
+                if stage_order.index(node.stage.name) <= stage_order.index(until):
+                    last_stage = name
         if last_stage is None:
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)

@@ -26,11 +26,11 @@ class Allotment:
 
     Attributes:
         array: tasks of each array.
-        cores: of each task of an array, and of each host of a training.
+        cores: cores of each task of an array, and of each host of a training.
         hosts: hosts of a training.
-        gpus: per host of a training; if 0, it runs `engine.ranks` processes on cores.
-        time: limit of each job, in Slurm's format.
-        options: of sbatch, for every job, as in `--partition=long`.
+        gpus: GPUs per host of a training; if 0, it runs `engine.ranks` processes on cores.
+        time: time limit of each job, in Slurm's format.
+        options: options of sbatch for every job, as in `--partition=long`.
     """
 
     array: int
@@ -50,11 +50,11 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
     scripts = {}
     for number, (name, node) in enumerate(session.plan.items(), 1):
         if node.stage.trains:
-            text = _training(session, name, allotment, folder)
+            text = _training_script(session, name, allotment, folder)
         else:
-            text = _stage(session, name, allotment, folder, allotment.array if node.uses_workers else 1)
+            text = _stage_script(session, name, allotment, folder, allotment.array if node.uses_workers else 1)
         scripts[f"{number:02d}-{name}.sbatch"] = text
-    return {**scripts, "submit.sh": _submit([*scripts])}
+    return {**scripts, "submit.sh": _submit_script(list(scripts))}
 
 
 def write_scripts(scripts: dict[str, str], folder: Path) -> None:
@@ -68,12 +68,14 @@ def write_scripts(scripts: dict[str, str], folder: Path) -> None:
 
 
 def _command(session: Session, stage: str, *settings: str) -> str:
-    options = [part for setting in settings for part in ("--set", setting)]
+    options = []
+    for setting in settings:
+        options += ["--set", setting]
     command = session.command("run", "--until", stage, "--no-ui", *options)
     executable = Path(sys.executable).with_name("gristmill")  # independent of a job's environment
-    return (
-        shlex.quote(str(executable)) + command.removeprefix(shlex.quote(program())) if executable.exists() else command
-    )
+    if not executable.exists():
+        return command
+    return shlex.quote(str(executable)) + command.removeprefix(shlex.quote(program()))
 
 
 def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[str]) -> str:
@@ -90,8 +92,8 @@ def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[st
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# The stage {stage}, written by `gristmill slurm`. To do what it lacks, submit this file",
-            "# again, or any one task of its array.",
+            f"# Stage {stage}, written by `gristmill slurm`. To complete its work, submit this file",
+            "# again, or any task of its array.",
             *(f"#SBATCH {option}" for option in options),
             "set -u",
             "",
@@ -99,17 +101,18 @@ def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[st
     )
 
 
-def _stage(session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int) -> str:
+def _stage_script(session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int) -> str:
     lines = ["--nodes=1", "--ntasks=1"]
-    lines += (
-        [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"] if tasks > 1 else [f"--output={folder}/%x-%j.log"]
-    )
+    if tasks > 1:
+        lines += [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"]
+    else:
+        lines += [f"--output={folder}/%x-%j.log"]
     # Overrides the number of processes of a training, which need not be a multiple of the tasks.
     command = _command(session, stage, f"engine.nodes={tasks}", f"engine.workers={allotment.cores}", "engine.ranks=1")
     return f"{_head(session, stage, allotment, lines)}exec {command}\n"
 
 
-def _training(session: Session, stage: str, allotment: Allotment, folder: Path) -> str:
+def _training_script(session: Session, stage: str, allotment: Allotment, folder: Path) -> str:
     hosts = allotment.hosts
     ranks = hosts * allotment.gpus or session.manifest.engine.num_ranks
     lines = [
@@ -118,7 +121,8 @@ def _training(session: Session, stage: str, allotment: Allotment, folder: Path) 
         f"--output={folder}/%x-%j.log",
         f"--signal=B:TERM@{60 * MINUTES_TO_STOP}",
     ]
-    lines += [f"--gpus-per-node={allotment.gpus}"] if allotment.gpus else []
+    if allotment.gpus:
+        lines.append(f"--gpus-per-node={allotment.gpus}")
     settings = [f"engine.nodes={hosts}", f"engine.ranks={ranks}", f"engine.workers={max(allotment.cores, ranks)}"]
     start = f"srun --ntasks-per-node=1 --cpus-per-task={allotment.cores} --kill-on-bad-exit=1 " if hosts > 1 else ""
     return f"""{_head(session, stage, allotment, lines)}
@@ -138,14 +142,14 @@ exit "$code"
 """
 
 
-def _submit(names: Sequence[str]) -> str:
+def _submit_script(names: Sequence[str]) -> str:
     lines = [f"job=$(sbatch --parsable {shlex.quote(names[0])})"]
     after = 'sbatch --parsable --dependency="afterany:${job%%;*}"'
     lines += [f"job=$({after} {shlex.quote(name)})" for name in names[1:]]
     return "\n".join(
         [
             "#!/bin/bash",
-            "# Submits every stage, each after the one before; what is committed is passed over.",
+            "# Submits every stage, each after the previous one; committed stages are skipped.",
             "set -eu",
             'cd "$(dirname "$0")"',
             *lines,

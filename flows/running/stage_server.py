@@ -42,7 +42,7 @@ FIRST = ("gristmill.flows.running.execute", "gristmill.dataprep.documents", "gri
 LATER = ("gristmill.dataprep.text.preload", "pyarrow.dataset")
 """Modules that most of them need."""
 FEWEST = 2
-"""Number of stages that justify the process."""
+"""Minimum number of stages that justify the process."""
 _early: list[ForkServer] = []
 """Server that was started early, until it is used."""
 
@@ -98,10 +98,8 @@ def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None)
         record = read_json(last_record)
     except (OSError, ValueError):
         return False
-    return record["state"] == "completed" and (record["manifest_file"], record["overrides"]) == (
-        str(manifest.resolve()),
-        list(overrides),
-    )
+    is_same_command = record["manifest_file"] == str(manifest.resolve()) and record["overrides"] == list(overrides)
+    return record["state"] == "completed" and is_same_command
 
 
 def _start() -> ForkServer:
@@ -140,7 +138,7 @@ def main(argv: list[str]) -> None:
 
 
 def become_stage(request: Mapping[str, Any]) -> int:
-    """Continue as the process of the request's stage; returns its exit code."""
+    """Continue as the process of the request's stage, and return its exit code."""
     from gristmill.flows.running.execute import main as execute
 
     os.setsid()

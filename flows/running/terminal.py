@@ -42,23 +42,22 @@ def visible(text: str) -> str:
     return text.translate(_SIGNS)
 
 
+_HIDDEN = (
+    *range(0x80, 0xA0),
+    0x200E,
+    0x200F,
+    *range(0x202A, 0x202F),
+    0x2028,
+    0x2029,
+    *range(0x2066, 0x206A),
+    0xFEFF,
+)
+"""C1 control characters, and Unicode's marks of direction, line, paragraph and byte order."""
 _SIGNS = {
     # Unicode has a picture of each ASCII control character; the others are shown by number.
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
-    **{
-        code: f"<{code:02x}>"
-        for code in (
-            *range(0x80, 0xA0),
-            0x200E,
-            0x200F,
-            *range(0x202A, 0x202F),
-            0x2028,
-            0x2029,
-            *range(0x2066, 0x206A),
-            0xFEFF,
-        )
-    },
+    **{code: f"<{code:02x}>" for code in _HIDDEN},
 }
 
 
@@ -112,7 +111,8 @@ class TerminalObserver:
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
-        self._jobs[node.name], self._lines[node.name] = "", time.monotonic()
+        self._jobs[node.name] = ""
+        self._lines[node.name] = time.monotonic()
         if resuming:
             self._console.print(f"  {node.name}: resumes where it stopped", style="dim")
         if not self._console.is_terminal:
@@ -134,8 +134,8 @@ class TerminalObserver:
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
         self._console.print(
-            f"  {node.name}: another run (process {owner['pid']} on {owner['host']}) is making this "
-            "output; waiting for it",
+            f"  {node.name}: waiting for another run (process {owner['pid']} on {owner['host']}), which is making this "
+            "output",
             style="yellow",
         )
 
@@ -145,7 +145,7 @@ class TerminalObserver:
             self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"), soft_wrap=True)
         if event["event"] == "stopping":
             self._console.print(
-                f"  {node.name}: is asked to stop, and saves what it has done first: {event['seconds']:g} s at most",
+                f"  {node.name}: is stopping, and saves its progress first, in at most {event['seconds']:g} s",
                 style="yellow",
             )
         if event["event"] != "progress":
@@ -195,7 +195,8 @@ class TerminalObserver:
         with self._lock:
             if self._bars is not None:
                 self._bars.stop()
-            self._bars, self._tasks = None, {}
+            self._bars = None
+            self._tasks = {}
 
     def _remove_bar(self, stage: str) -> None:
         with self._lock:

@@ -205,8 +205,8 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
         ("browse light.yaml", "this command needs starlette"),
         (
             "run demo --no-ui",
-            "some stages need what is not installed (fasttext, which needs a C++ compiler: quality; "
-            "torch: pretrain, sft, reference, dpo, evaluate and export); install it with: "
+            "some stages need libraries that are not installed (fasttext, which needs a C++ compiler: quality; "
+            "torch: pretrain, sft, reference, dpo, evaluate and export); install them with: "
             "pip install 'gristmill[fasttext,train]'",
         ),
         (
@@ -257,8 +257,8 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
         ("prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]", "the step filter needs datatrove"),
         (
             "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: [f1, chrf, rouge1]}]",
-            "some stages need what is not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
-            "evaluate.tasks.said.metrics); install it with: "
+            "some stages need libraries that are not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
+            "evaluate.tasks.said.metrics); install them with: "
             "pip install 'gristmill[eval]'",
         ),
         (
@@ -269,7 +269,7 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
         (
             "examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: 'http://127.0.0.1:1/v1', temperature: 1}, "
             "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
-            "what computes with a model (examples-sums, pretrain, sft, reference, dpo, "
+            "computing with a model (examples-sums, pretrain, sft, reference, dpo, "
             "evaluate, export) needs torch, which is not installed; install it with: pip install 'gristmill[train]'",
         ),
     ],

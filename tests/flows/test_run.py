@@ -200,7 +200,7 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: p
     assert told == [{"event": "stopping", "seconds": 15.0}]
     shown = io.StringIO()
     TerminalObserver(Console(file=shown, width=200)).stage_event(cast(Any, SimpleNamespace(name="pretrain")), told[0])
-    assert shown.getvalue() == "  pretrain: is asked to stop, and saves what it has done first: 15 s at most\n"
+    assert shown.getvalue() == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"
 
 
 def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(

@@ -186,10 +186,10 @@ def test_a_worker_does_not_wait_for_what_another_one_imports(tmp_path: Path, mon
                 socket.send_fds(ours, [b"w"], [theirs.fileno(), output.fileno()])
                 line.sendall(json.dumps({"modules": modules}).encode() + b"\n")
                 assert server._answer_request()
-        server._fork_those_ready()
+        server._fork_ready_workers()
         assert forked == [["os"]]
         server._import_one()
-        server._fork_those_ready()
+        server._fork_ready_workers()
         assert forked == [["os"], ["os", "gristmill_toy_module"]]
         server._woken.close()
         server._wake.close()
