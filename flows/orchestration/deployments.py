@@ -50,8 +50,10 @@ class ManifestOnOffer:
 
 def deployment_name(path: Path) -> str:
     """Name of a manifest's deployments: its relative path without characters that Prefect forbids."""
-    relative = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
-    return re.sub(r"[^\w.-]+", "-", str(relative.with_suffix(""))).strip("-")
+    folder = Path.cwd()
+    if path.is_absolute() and path.is_relative_to(folder):
+        path = path.relative_to(folder)
+    return re.sub(r"[^\w.-]+", "-", str(path.with_suffix(""))).strip("-")
 
 
 def find_manifests(folder: Path) -> Iterator[Path]:
@@ -59,15 +61,10 @@ def find_manifests(folder: Path) -> Iterator[Path]:
 
     Skips other files, and warns about invalid manifests.
     """
-    files = (
-        path.relative_to(folder)
-        for pattern in ("*.y*ml", "[!.]*/*.y*ml")
-        for path in sorted(folder.glob(pattern))
-        if path.suffix in (".yaml", ".yml")
-    )
-    for path in islice(
-        (file for file in files if _MANIFEST.search((folder / file).read_text(errors="replace"))), MOST_MANIFESTS
-    ):
+    files = [*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("[!.]*/*.y*ml"))]
+    yaml_files = (file.relative_to(folder) for file in files if file.suffix in (".yaml", ".yml"))
+    manifests = (file for file in yaml_files if _MANIFEST.search((folder / file).read_text(errors="replace")))
+    for path in islice(manifests, MOST_MANIFESTS):
         try:
             load_manifest(str(folder / path), [])
         except ManifestError as error:
@@ -78,15 +75,13 @@ def find_manifests(folder: Path) -> Iterator[Path]:
 
 def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
     """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of each flow for any other."""
-    manifest_deployments = [
-        _with_form(_deployment(flow, manifest.name, f"{verb} {manifest.path}."), manifest)
-        for manifest in manifests
-        for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of"))
-    ]
-    return [
-        *manifest_deployments,
-        *(_with_form(_deployment(flow, ANY), None) for flow in (gristmill, gristmill_stage, gristmill_sweep)),
-    ]
+    deployments = []
+    for manifest in manifests:
+        for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of")):
+            deployments.append(_with_form(_deployment(flow, manifest.name, f"{verb} {manifest.path}."), manifest))
+    for any_flow in (gristmill, gristmill_stage, gristmill_sweep):
+        deployments.append(_with_form(_deployment(any_flow, ANY), None))
+    return deployments
 
 
 def _deployment(flow: Any, manifest: str, description: str | None = None) -> Any:
@@ -154,14 +149,9 @@ class DeploymentRunner(Runner):
         signal.raise_signal(signal.SIGINT)
 
     async def __aexit__(self, *exc_info: Any) -> None:
-        self.pause_on_shutdown = _is_last(self._lock)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.pause_on_shutdown = True
+        except BlockingIOError:  # another process serves the deployments
+            self.pause_on_shutdown = False
         await super().__aexit__(*exc_info)
-
-
-def _is_last(lock: IO[str]) -> bool:
-    """True if no other process has the file locked."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -46,7 +46,7 @@ def owned_run() -> Iterator[None]:
     run = UUID(str(flow_run.id))
     by_runner = deployment.id is not None
     try:
-        _name_owner(run, by_runner)
+        _record_owner(run, by_runner)
     except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
         log.warning("this run's process could not be recorded in Prefect: %s", error)
     if by_runner:
@@ -92,14 +92,13 @@ def mark_crashed(runner: int | None = None) -> list[str]:
             if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
                 continue
             message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
-            cancelled = run.state is not None and run.state.is_cancelling()
+            is_cancelling = run.state is not None and run.state.is_cancelling()
             # States are forced past Prefect's rules, as the dead process cannot propose one.
-            client.set_flow_run_state(
-                run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True
-            )
-            _mark_tasks(client, run.id, Cancelled(message=message) if cancelled else Crashed(message=message))
+            final_state = Cancelled if is_cancelling else Crashed
+            client.set_flow_run_state(run.id, final_state(message=message), force=True)
+            _mark_tasks(client, run.id, final_state(message=message))
             marked.append(run.name)
-        _mark_left_tasks(client, runner)
+        _mark_orphaned_tasks(client, runner)
         _mark_cancelled_tasks(client, runner)
     return marked
 
@@ -142,7 +141,7 @@ def end_runs_of(runner: int, seconds: float) -> None:
     mark_crashed_quietly(runner)
 
 
-def _name_owner(run: UUID, by_runner: bool) -> None:
+def _record_owner(run: UUID, by_runner: bool) -> None:
     from prefect.client.orchestration import get_client
 
     owner = identity(os.getpid())
@@ -176,7 +175,7 @@ def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
             client.set_task_run_state(task.id, state, force=True)
 
 
-def _mark_left_tasks(client: Any, runner: int | None) -> None:
+def _mark_orphaned_tasks(client: Any, runner: int | None) -> None:
     """Mark tasks of ended runs as crashed: a runner marks only the run of a killed process, not its tasks."""
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
@@ -224,11 +223,12 @@ def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
     """True if a run's process is or was on this machine."""
-    return (
-        LABEL + "ticks" in labels
-        and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
-        and (runner is None or labels.get(LABEL + "runner") == runner)
-    )
+    if LABEL + "ticks" not in labels:
+        return False
+    if runner is not None and labels.get(LABEL + "runner") != runner:
+        return False
+    owner = _owner(labels)
+    return is_alive(owner) or is_gone(owner)
 
 
 class _CancelWatch:
@@ -236,18 +236,18 @@ class _CancelWatch:
 
     def __init__(self, run: UUID) -> None:
         self._run = run
-        self._asked = False
+        self._is_cancelled = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="cancel-watch")
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="cancel-watch")
         self._thread.start()
 
     def end(self) -> None:
         """Stop watching; a cancelled run is recorded for `show_cancelled`."""
         self._ended.set()
-        if self._asked:
+        if self._is_cancelled:
             cancelled_runs.add(self._run)
 
-    def _work(self) -> None:
+    def _watch(self) -> None:
         from prefect.client.orchestration import get_client
 
         while not self._ended.wait(LOOK_SECONDS):
@@ -258,7 +258,7 @@ class _CancelWatch:
                 log.debug("this run's state could not be read: %s", error)
                 continue
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                self._asked = True
+                self._is_cancelled = True
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 

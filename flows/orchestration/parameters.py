@@ -49,23 +49,25 @@ class ProxyModel(BaseModel):
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> ProxyModel:
         """Form values for keys of `pretrain.model`."""
-        fields = {name: value for name, value in keys.items() if name in ("layers", "width", "heads")}
-        return cls(
-            **fields, more=tuple(f"{name}={json.dumps(value)}" for name, value in keys.items() if name not in fields)
-        )
+        fields = {}
+        more = []
+        for name, value in keys.items():
+            if name in ("layers", "width", "heads"):
+                fields[name] = value
+            else:
+                more.append(f"{name}={json.dumps(value)}")
+        return cls(**fields, more=tuple(more))
 
     def as_keys(self) -> dict[str, Any]:
         """Keys of `pretrain.model` for the form's values.
 
         Not named `keys`: Prefect converts every parameter to a dictionary, and would treat this one as a mapping.
         """
-        parts = (setting.partition("=") for setting in self.more)
-        return {
-            "layers": self.layers,
-            "width": self.width,
-            "heads": self.heads,
-            **{name: parse_yaml(value) for name, _, value in parts},
-        }
+        keys: dict[str, Any] = {"layers": self.layers, "width": self.width, "heads": self.heads}
+        for setting in self.more:
+            name, _, value = setting.partition("=")
+            keys[name] = parse_yaml(value)
+        return keys
 
 
 class SourceShare(BaseModel):

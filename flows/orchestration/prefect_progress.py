@@ -108,7 +108,7 @@ class WindowObserver(ABC):
         if event["event"] == "warning":
             self.show_line(node.name, f"{node.name}: {event['message']}", logging.WARNING)
         if event["event"] == "log":
-            self._show_own_line(node.name, event["line"])
+            self._show_log_line(node.name, event["line"])
         if event["event"] == "progress":
             self._show_progress(node.name, event)
 
@@ -118,7 +118,7 @@ class WindowObserver(ABC):
             self._inner.stage_finished(node, outcome)
         # A cached stage was never started; the display belongs to the task that reports it.
         self._window(node.name).context = contextvars.copy_context()
-        self._say_held_back(node.name)
+        self._report_held_back(node.name)
         note = f" ({outcome.note})" if outcome.note else ""
         self.show_line(node.name, f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
         self.show_outcome(outcome)
@@ -127,25 +127,26 @@ class WindowObserver(ABC):
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_failed(node, message)
-        self._say_held_back(node.name)
+        self._report_held_back(node.name)
         self.show_line(node.name, message, logging.ERROR)
 
     def _window(self, stage: str) -> StageWindow:
         return self._windows.setdefault(stage, StageWindow())
 
-    def _show_own_line(self, stage: str, line: str) -> None:
+    def _show_log_line(self, stage: str, line: str) -> None:
         """Show a line printed by the stage, unless the rate limit is reached."""
         if line.strip() and self._window(stage).budget.allows(time.monotonic()):
-            self._say_held_back(stage)
+            self._report_held_back(stage)
             self.show_line(stage, f"{stage} | {line[:LINE_CHARS]}")
 
-    def _say_held_back(self, stage: str) -> None:
+    def _report_held_back(self, stage: str) -> None:
         held_back = self._window(stage).budget.take_held_back()
         if held_back:
             self.show_line(stage, f"{stage} | ... {held_back} lines that are only in the stage's log file")
 
     def _show_progress(self, stage: str, event: Event) -> None:
-        window, now = self._window(stage), time.monotonic()
+        window = self._window(stage)
+        now = time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
         # A job with the name of its stage would repeat it.

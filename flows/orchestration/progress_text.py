@@ -42,15 +42,19 @@ class Pace:
             parts.append(f"{event['tokens']:,.0f} tokens")
         if "tokens_per_second" in event:
             parts.append(f"{event['tokens_per_second']:,.0f} tokens/s")
-        seconds, done = now - self.started, event["done"] - self.first_done
+        seconds = now - self.started
+        done = event["done"] - self.first_done
         if seconds > 0 and done > 0:
             rate = done / seconds
             if "tokens_per_second" not in event:
-                slow = f"{1 / rate:,.3g} s per {unit.removesuffix('s')}"
-                parts.append(slow if rate < SLOW_PER_SECOND else f"{rate:,.3g} {unit}/s")
+                if rate < SLOW_PER_SECOND:
+                    parts.append(f"{1 / rate:,.3g} s per {unit.removesuffix('s')}")
+                else:
+                    parts.append(f"{rate:,.3g} {unit}/s")
             if event["done"] < event["total"]:
                 parts.append(f"{clock((event['total'] - event['done']) / rate)} left")
-        return (f"{self.job}: " if self.job else "") + ", ".join(parts)
+        text = ", ".join(parts)
+        return f"{self.job}: {text}" if self.job else text
 
 
 def clock(seconds: float) -> str:
@@ -67,22 +71,23 @@ class LineBudget:
     A training that prints a line per step must not be slowed down by its display; the log file has all lines.
     """
 
-    left: float = BURST_LINES
+    available: float = BURST_LINES
     last: float | None = None
     held_back: int = field(default=0)
 
     def allows(self, now: float) -> bool:
         """True if one more line may be shown now."""
         if self.last is not None:
-            self.left = min(BURST_LINES, self.left + (now - self.last) * LINES_PER_SECOND)
+            self.available = min(BURST_LINES, self.available + (now - self.last) * LINES_PER_SECOND)
         self.last = now
-        if self.left < 1.0:
+        if self.available < 1.0:
             self.held_back += 1
             return False
-        self.left -= 1.0
+        self.available -= 1.0
         return True
 
     def take_held_back(self) -> int:
         """Number of lines suppressed since the last call."""
-        count, self.held_back = self.held_back, 0
+        count = self.held_back
+        self.held_back = 0
         return count

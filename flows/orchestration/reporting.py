@@ -40,8 +40,8 @@ class PrefectObserver(WindowObserver):
         super().__init__(inner)
         self._queue: queue.Queue[tuple[contextvars.Context, Callable[[], None]] | None] = queue.Queue(QUEUE_LENGTH)
         self._artifacts: dict[str, Any] = {}
-        self._failed = False
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._send_queued, daemon=True)
         self._thread.start()
 
     def show_line(self, stage: str, line: str, level: int = logging.INFO) -> None:
@@ -60,12 +60,12 @@ class PrefectObserver(WindowObserver):
 
     def show_curve(self, stage: str, description: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
         """See WindowObserver."""
-        self._send(
-            stage,
-            lambda: publish_card(
-                artifact_key(f"{stage}-card"), live_card(stage, description, curve()), f"{stage}, while it runs"
-            ),
-        )
+
+        def send() -> None:
+            card = live_card(stage, description, curve())
+            publish_card(artifact_key(f"{stage}-card"), card, f"{stage}, while it runs")
+
+        self._send(stage, send)
 
     def show_outcome(self, outcome: Outcome) -> None:
         """See WindowObserver."""
@@ -84,7 +84,7 @@ class PrefectObserver(WindowObserver):
         try:
             self._queue.put_nowait((self._window(stage).context, action))
         except queue.Full:
-            self._complain("the queue to Prefect is full: some lines are missing in its log")
+            self._warn_once("the queue to Prefect is full: some lines are missing in its log")
 
     def _send_progress(self, stage: str, percent: float, description: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -96,17 +96,17 @@ class PrefectObserver(WindowObserver):
             return
         update_progress_artifact(self._artifacts[stage], percent, description=description)
 
-    def _work(self) -> None:
+    def _send_queued(self) -> None:
         while (item := self._queue.get()) is not None:
             context, action = item
             try:
                 context.run(action)
             except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-                self._complain(f"Prefect did not take an update: {error}")
+                self._warn_once(f"Prefect did not take an update: {error}")
 
-    def _complain(self, message: str) -> None:
-        if not self._failed:
-            self._failed = True
+    def _warn_once(self, message: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             log.warning("%s (the run continues; its record is in the store)", message)
 
 
@@ -130,14 +130,11 @@ def publishing_refusal(manifest: str) -> Iterator[None]:
         yield
     except Exception as error:
         refusal = without_secrets(error)
-        if isinstance(error, _refusals()):
+        if isinstance(error, _user_errors()):
             refusal = RefusedError(str(refusal))
         try:
-            publish_card(
-                "refused",
-                f"# Refused: {manifest}\n\n```text\n{refusal}\n```\n\nNothing was run.",
-                "problems of the manifest and the parameters",
-            )
+            card = f"# Refused: {manifest}\n\n```text\n{refusal}\n```\n\nNothing was run."
+            publish_card("refused", card, "problems of the manifest and the parameters")
         except Exception as publish_error:  # noqa: BLE001 - the refusal is raised anyway
             log.warning("Prefect did not take an update: %s", publish_error)
         if refusal is error:
@@ -164,7 +161,7 @@ def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     """Errors in opening a manifest that the user can fix, as on the command line."""
     from gristmill.core.store import StoreLocationError
     from gristmill.dataprep.reading.sources import SourceError

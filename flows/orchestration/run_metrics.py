@@ -46,10 +46,10 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See Collector."""
         runs = newest_runs(self._store)
-        yield from self._of_runs(runs)
-        yield from self._of_stages(runs)
+        yield from self._run_metrics(runs)
+        yield from self._stage_metrics(runs)
 
-    def _of_runs(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
+    def _run_metrics(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
         state = GaugeMetricFamily("gristmill_run_state", "1 for the state of the newest run.", labels=["name", "state"])
         started = GaugeMetricFamily(
             "gristmill_run_started_timestamp_seconds", "Start of the newest run.", labels=["name"]
@@ -61,11 +61,12 @@ class RunCollector(Collector):
                 state.add_metric([name, state_name], float(state_name == current))
             started.add_metric([name], record["started"])
             # The end of a killed run is unknown.
-            if (end := record.get("finished", time.time() if current == "running" else None)) is not None:
+            end = record.get("finished", time.time() if current == "running" else None)
+            if end is not None:
                 seconds.add_metric([name], end - record["started"])
         yield from (state, started, seconds)
 
-    def _of_stages(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
+    def _stage_metrics(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
         labels = ["name", "stage"]
         state = GaugeMetricFamily("gristmill_stage_state", "1 for the state of a stage.", labels=[*labels, "state"])
         seconds = GaugeMetricFamily("gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels)
@@ -88,16 +89,13 @@ class RunCollector(Collector):
                 if current != "running":
                     continue
                 seconds.add_metric([name, stage], time.time() - entry["started"])
-                progress = self._progress(record, stage, entry)
+                lease = self._store.folder(stage, name, entry["fingerprint"]).path / "lease"
+                progress = read_progress(lease, highest(lease))
                 if progress.get("total"):
                     share.add_metric([name, stage], progress["done"] / progress["total"])
                 if isinstance(progress.get("tokens_per_second"), int | float):
                     speed.add_metric([name, stage], progress["tokens_per_second"])
         yield from (state, seconds, rows, share, speed)
-
-    def _progress(self, record: Mapping[str, Any], stage: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        lease = self._store.folder(stage, record["name"], entry["fingerprint"]).path / "lease"
-        return read_progress(lease, highest(lease))
 
 
 def newest_runs(store: Store) -> dict[str, dict[str, Any]]:

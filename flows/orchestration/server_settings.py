@@ -88,7 +88,7 @@ def check_database(url: str | None) -> str | None:
     try:
         # In a new thread, as the caller's may run an event loop.
         with ThreadPoolExecutor(1) as thread:
-            version_query = asyncio.wait_for(_ask(connection), CONNECT_SECONDS)
+            version_query = asyncio.wait_for(_query_server(connection), CONNECT_SECONDS)
             version, may_create = thread.submit(asyncio.run, version_query).result()
     except TimeoutError as error:
         raise DatabaseError(
@@ -98,7 +98,7 @@ def check_database(url: str | None) -> str | None:
     except Exception as error:
         raise DatabaseError(
             f"{location} cannot be used as {match['user'] or 'the default user'}: "
-            f"{_without_address(error, connection)}; correct --database or {DATABASE_VARIABLE}"
+            f"{_driver_message(error, connection)}; correct --database or {DATABASE_VARIABLE}"
         ) from error
     if version < LEAST_VERSION:
         raise DatabaseError(f"{location} is version {version}; Prefect's server requires {LEAST_VERSION} or newer")
@@ -110,7 +110,7 @@ def check_database(url: str | None) -> str | None:
     return f"Prefect's records: {location}"
 
 
-async def _ask(connection: str) -> tuple[int, bool]:
+async def _query_server(connection: str) -> tuple[int, bool]:
     """The server's version, and True if its user may create extensions and tables."""
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import create_async_engine
@@ -118,20 +118,17 @@ async def _ask(connection: str) -> tuple[int, bool]:
     engine: Any = create_async_engine(connection)
     try:
         async with engine.connect() as session:
-            row = (
-                await session.execute(
-                    text(
-                        "select current_setting('server_version_num')::int / 10000, "
-                        "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
-                    )
-                )
-            ).one()
+            query = text(
+                "select current_setting('server_version_num')::int / 10000, "
+                "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
+            )
+            row = (await session.execute(query)).one()
     finally:
         await engine.dispose()
     return int(row[0]), bool(row[1])
 
 
-def _without_address(error: BaseException, connection: str) -> str:
+def _driver_message(error: BaseException, connection: str) -> str:
     """A driver's message in one line; only the error's type if the message repeats the password."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -171,9 +168,12 @@ def prefect_setting(name: str) -> str | None:
 
 def _is_set_in_this_folder() -> bool:
     """True if a file of the current folder has settings of Prefect, which most pyproject.toml files do not have."""
-    dotenv, project = Path(".env"), Path("pyproject.toml")
-    if Path("prefect.toml").exists() or (dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower()):
+    if Path("prefect.toml").exists():
         return True
+    dotenv = Path(".env")
+    if dotenv.exists() and "prefect_" in dotenv.read_text(errors="replace").lower():
+        return True
+    project = Path("pyproject.toml")
     try:
         return project.exists() and "prefect" in tomllib.loads(project.read_text()).get("tool", {})
     except ValueError:
@@ -192,7 +192,13 @@ def server_password() -> str:
         return from_environment
     file = password_file()
     if not file.exists():
-        _make(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary_file = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # readable only by this user
+        with os.fdopen(descriptor, "w") as sink:
+            sink.write(f"{USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}\n")
+        with suppress(FileExistsError):  # another process has just written one
+            os.link(temporary_file, file)
+        os.unlink(temporary_file)
     file.chmod(0o600)
     return file.read_text().strip()
 
@@ -250,14 +256,3 @@ def set_for_prefect(environment: dict[str, str]) -> None:
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
-
-
-def _make(file: Path) -> None:
-    """Write a new password, unless another process has just written one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    number, fresh = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # readable only by this user
-    with os.fdopen(number, "w") as sink:
-        sink.write(f"{USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}\n")
-    with suppress(FileExistsError):
-        os.link(fresh, file)
-    os.unlink(fresh)

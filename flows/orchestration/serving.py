@@ -99,9 +99,8 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
 
     limit_trainings(TRAINING_TAG)
     keep_marking()
-    deployments = make_deployments(
-        [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())]
-    )
+    manifest_files = [Path(manifest) for manifest in manifests] or find_manifests(Path.cwd())
+    deployments = make_deployments([ManifestOnOffer(path) for path in manifest_files])
     names = ", ".join(f"{deployment.flow_name}/{deployment.name}" for deployment in deployments)
     print(f"Deployments {names}: {deployments_page(api)}", flush=True)
     try:
@@ -159,7 +158,8 @@ class Supervised:
     def start(self) -> None:
         """Start the process."""
         self.process = start_child(self.role, self.number, self.environment, self.output, self.arguments)
-        self.started, self.restart_at = time.monotonic(), None
+        self.started = time.monotonic()
+        self.restart_at = None
 
     def look(self) -> None:
         """Restart the process if it has ended, with growing delays.
@@ -228,7 +228,10 @@ def up_and_serve(
         add_sign_in_page()
         address = metrics_link(f"http://127.0.0.1:{port + 1}", password)
         metrics = f"Metrics for Prometheus, of the runs in {mask_text(str(store.root))}: {address}"
-        print(*how_to_open(port, password), metrics, *([records] if records else []), sep="\n", flush=True)
+        lines = [*how_to_open(port, password), metrics]
+        if records:
+            lines.append(records)
+        print(*lines, sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
@@ -291,12 +294,11 @@ def listener(port: int) -> int | None:
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-            sockets |= {
-                f"socket:[{row[9]}]"
-                for row in rows
-                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port
-            }
+            for line in Path(table).read_text().splitlines()[1:]:
+                columns = line.split()
+                local_port = int(columns[1].rpartition(":")[2], 16)
+                if columns[3] == LISTENING and local_port == port:
+                    sockets.add(f"socket:[{columns[9]}]")
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if os.readlink(link) in sockets:

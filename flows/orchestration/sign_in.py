@@ -60,7 +60,11 @@ def sign_in_link(port: int, password: str) -> str:
 
 def how_to_open(port: int, password: str) -> list[str]:
     """Lines on how to open the server's pages; the password is only shown on a terminal, not in a log."""
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} {_user()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        user = "USER"
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} {user}@{socket.gethostname()}"
     if sys.stdout.isatty():
         address_lines = [f"Prefect: {sign_in_link(port, password)}"]
     else:
@@ -71,10 +75,3 @@ def how_to_open(port: int, password: str) -> list[str]:
             f"Its page asks each browser once for the password, which is {password_place}",
         ]
     return [*address_lines, f"From another computer: {tunnel}", "and open the same address there."]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return "USER"
