@@ -75,13 +75,13 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
         section["exclude"] = list_file.name
         tokens = _tokens_without(session, reading, rows, ids)
         changes = {(MIX, "tokens"): tokens, **changes}
-    checkpoint = max((one for one in reading.checkpoints() if one <= step), default=None)
+    checkpoint = max((saved for saved in reading.checkpoints() if saved <= step), default=None)
     changes[MIX, "continues"] = section
     kept = None if checkpoint is None else keep_checkpoint(session, checkpoint, FOLDER)
     changes[PRETRAIN, "continue_from"] = None if kept is None else str(kept)
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), changes)
     if ids:
-        write_once(list_file, "".join(f"{one}\n" for one in ids))
+        write_once(list_file, "".join(f"{id_}\n" for id_ in ids))
     changed = parse_manifest(text, str(target))
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
