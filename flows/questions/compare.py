@@ -118,59 +118,69 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
 
     Returns:
         `runs`: name and state of both; `manifest`: key, first, second of each difference (None if a key is absent);
-        `stages`: fingerprints, whether both used the same output, and its seconds; `funnel`, `mixture`, `training` and
-        `evaluation`: rows with their keys, and `first` and `second` of every figure, None if that run has no
-        such figure.
+        `stages`: fingerprints, `same` (True if both used the same output), and seconds; `funnel`, `mixture`,
+        `training` and `evaluation`: rows with their keys, and `first` and `second` of every figure, None if that run
+        has no such figure.
     """
-    records, facts = (first, second), (facts_of(store, first), facts_of(store, second))
+    records = (first, second)
+    facts = (facts_of(store, first), facts_of(store, second))
+    differences = changed_keys(keyed_manifest(first["manifest"]), keyed_manifest(second["manifest"]))
+    stages = []
+    for stage in dict.fromkeys([*stages_of(first), *stages_of(second)]):
+        entries = [record["stages"].get(stage, {}) for record in records]
+        identities = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
+        stages.append(
+            {
+                "stage": stage,
+                "same": identities[0] == identities[1],
+                "fingerprint": _pair(*(identity and identity[:16] for identity in identities)),
+                "seconds": _pair(*(side["seconds"].get(stage) for side in facts)),
+            }
+        )
     return {
         "runs": [{"run": record["run"], "state": run_state(record)} for record in records],
         "manifest": [
-            {"key": key, "first": None if old is ABSENT else old, "second": None if new is ABSENT else new}
-            for key, old, new in changed_keys(*(keyed_manifest(record["manifest"]) for record in records))
+            {
+                "key": key,
+                "first": None if old is ABSENT else old,
+                "second": None if new is ABSENT else new,
+            }
+            for key, old, new in differences
         ],
-        "stages": _stages(records, facts),
-        "funnel": _joined([side["funnel"] for side in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),
+        "stages": stages,
+        "funnel": _joined(
+            [side["funnel"] for side in facts],
+            keys=("stage",),
+            values=("kept", "bytes_kept", "tokens_kept"),
+        ),
         "mixture": _joined(
             [mixture_rows(side) if "packed" in side else [] for side in facts],
-            ("source",),
-            ("tokens", "share", "epochs"),
+            keys=("source",),
+            values=("tokens", "share", "epochs"),
         ),
-        "training": _joined([loss_rows(side) for side in facts], ("stage",), ("steps", "first", "last")),
+        "training": _joined(
+            [loss_rows(side) for side in facts],
+            keys=("stage",),
+            values=("steps", "first", "last"),
+        ),
         "evaluation": _joined(
             [evaluation_rows(side) for side in facts],
-            ("model", "source"),
-            ("bits_per_byte", "perplexity", "token_accuracy"),
+            keys=("model", "source"),
+            values=("bits_per_byte", "perplexity", "token_accuracy"),
         ),
     }
 
 
-def _stages(records: Sequence[Mapping[str, Any]], facts: Sequence[Facts]) -> list[Row]:
-    rows = []
-    for stage in dict.fromkeys(stage for record in records for stage in stages_of(record)):
-        entries = [record["stages"].get(stage, {}) for record in records]
-        identities = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
-        rows.append(
-            {
-                "stage": stage,
-                "same": identities[0] == identities[1],
-                "fingerprint": _pair(*(None if identity is None else identity[:16] for identity in identities)),
-                "seconds": _pair(*(side["seconds"].get(stage) for side in facts)),
-            }
-        )
-    return rows
-
-
 def _joined(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]) -> list[Row]:
     """Join rows of both sides by their keys, with `{first, second}` for every value."""
-    indexed = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
-    return [
-        {
-            **dict(zip(keys, key, strict=True)),
-            **{value: _pair(*(side.get(key, {}).get(value) for side in indexed)) for value in values},
-        }
-        for key in dict.fromkeys(key for side in indexed for key in side)
-    ]
+    first, second = ({tuple(row[key] for key in keys): row for row in rows} for rows in sides)
+    joined = []
+    for identity in dict.fromkeys([*first, *second]):
+        row = dict(zip(keys, identity, strict=True))
+        for value in values:
+            row[value] = _pair(first.get(identity, {}).get(value), second.get(identity, {}).get(value))
+        joined.append(row)
+    return joined
 
 
 def _pair(first: Any, second: Any) -> Row:

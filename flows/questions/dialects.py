@@ -59,19 +59,33 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
     Raises:
         NothingIngestedError: `ingest` is not committed, or kept nothing.
     """
-    inputs = _inputs_before_filter(session)
+    steps, committed = session.manifest.steps, committed_corpus(session).inputs
+    before = itertools.takewhile(lambda name: name == INGEST or not isinstance(steps[name].config, Filter), committed)
+    inputs = {name: committed[name] for name in before}
     limit, available = _sample_limit(inputs, sample)
     sections = _sections(session)
     totals = _Totals()
     for rows in _sampled_rows(inputs, limit):
         _judge_batch(rows, sections, totals)
-    return _summary(totals, available)
-
-
-def _inputs_before_filter(session: Session) -> dict[str, Path]:
-    steps, committed = session.manifest.steps, committed_corpus(session).inputs
-    before = itertools.takewhile(lambda name: name == INGEST or not isinstance(steps[name].config, Filter), committed)
-    return {name: committed[name] for name in before}
+    shares = {
+        dialect: {
+            name: {
+                "documents": tally[0].item() / max(totals.documents, 1),
+                "bytes": tally[1].item() / max(totals.text_bytes, 1),
+            }
+            for name, tally in tallies.items()
+        }
+        for dialect, tallies in totals.kept.items()
+    }
+    examples = [example for _, example in sorted(totals.examples.values(), key=lambda entry: entry[0])]
+    return {
+        "documents": totals.documents,
+        "of": available,
+        "bytes": totals.text_bytes,
+        "dialects": shares,
+        "disagreeing": totals.disagreeing,
+        "examples": examples[:EXAMPLES],
+    }
 
 
 def _sections(session: Session) -> dict[str, Rules]:
@@ -172,28 +186,6 @@ def _verdict(
     bounds = getattr(rules, name)
     _, statistic = bounded_statistics(type(bounds))[threshold]
     return {"keep": False, "rule": rule, "value": values[statistic][row].item(), "bound": getattr(bounds, threshold)}
-
-
-def _summary(totals: _Totals, available: int) -> dict[str, Any]:
-    shares = {
-        dialect: {
-            name: {
-                "documents": tally[0].item() / max(totals.documents, 1),
-                "bytes": tally[1].item() / max(totals.text_bytes, 1),
-            }
-            for name, tally in tallies.items()
-        }
-        for dialect, tallies in totals.kept.items()
-    }
-    examples = [example for _, example in sorted(totals.examples.values(), key=lambda entry: entry[0])]
-    return {
-        "documents": totals.documents,
-        "of": available,
-        "bytes": totals.text_bytes,
-        "dialects": shares,
-        "disagreeing": totals.disagreeing,
-        "examples": examples[:EXAMPLES],
-    }
 
 
 def print_dialects(comparison: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ Documents are drawn by their ids, which are hashes, so a report of the same data
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -45,32 +46,37 @@ def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[st
     """
     shards = shard_names(inputs[INGEST])
     group_sizes: Counter[Group] = Counter()
-    chosen: dict[tuple[Group, str], list[Place]] = {}
+    candidates: dict[tuple[Group, str], list[Place]] = {}
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
         for group, source, size, places in _groups(inputs, shard):
             group_sizes[group] += size
-            chosen[group, source] = sorted([*chosen.get((group, source), ()), *places])[:KEPT_SHOWN]
+            earlier = candidates.get((group, source), [])
+            candidates[group, source] = sorted([*earlier, *places])[:KEPT_SHOWN]
     kept: list[Group] = [(None, None)] if (None, None) in group_sizes else []
-    dropped = sorted((group for group in group_sizes if group[0]), key=lambda group: (-group_sizes[group], group))
+    dropped = [group for group in group_sizes if group[0]]
+    dropped.sort(key=lambda group: (-group_sizes[group], group))
     groups = [*kept, *dropped[:MOST_GROUPS]]
-    sampled = {
-        group: _spread(
-            [places for (of, _), places in sorted(chosen.items(), key=str) if of == group],
-            DROPPED_SHOWN if group[0] else KEPT_SHOWN,
-        )
-        for group in groups
-    }
-    descriptions = _describe_documents(
-        recipes, inputs, {(shard, row) for places in sampled.values() for _, shard, row in places}
-    )
+
+    sampled: dict[Group, list[Place]] = {}
+    for group in groups:
+        # The first place of each source, then the second of each, and so on.
+        ranked = []
+        for (of_group, source), places in candidates.items():
+            if of_group == group:
+                ranked += [(rank, source, place) for rank, place in enumerate(places)]
+        limit = DROPPED_SHOWN if group[0] else KEPT_SHOWN
+        sampled[group] = [place for _, _, place in sorted(ranked)[:limit]]
+
+    all_places = itertools.chain.from_iterable(sampled.values())
+    descriptions = _describe_documents(recipes, inputs, {(shard, row) for _, shard, row in all_places})
     return [
         {
-            "step": group[0],
-            "rule": group[1],
-            "documents": group_sizes[group],
-            "shown": [descriptions[shard, row] for _, shard, row in sampled[group]],
+            "step": step,
+            "rule": rule,
+            "documents": group_sizes[step, rule],
+            "shown": [descriptions[shard, row] for _, shard, row in places],
         }
-        for group in groups
+        for (step, rule), places in sampled.items()
     ]
 
 
@@ -101,12 +107,6 @@ def _by_source(
         yield group, source, len(places), [(int(keys[place]), shard, int(rows[place])) for place in first]
 
 
-def _spread(lists: list[list[Place]], most: int) -> list[Place]:
-    """Take the first place of each list, then the second of each, up to `most`."""
-    longest = max(map(len, lists), default=0)
-    return [places[at] for at in range(longest) for places in lists if at < len(places)][:most]
-
-
 def _describe_documents(
     recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], places: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], dict[str, Any]]:
@@ -115,19 +115,14 @@ def _describe_documents(
     for shard, rows in by_shard(places).items():
         for row, entry in zip(rows, judgements(recipes, inputs, shard, rows, with_text=True), strict=True):
             last_verdict = entry["stages"][-1:] if entry["outcome"] != "kept" else []
+            beginning, room = [], SHOWN_CHARACTERS
+            for piece in entry["text"]:
+                if room > 0:
+                    beginning.append({**piece, "text": piece["text"][:room]})
+                room -= len(piece["text"])
             descriptions[shard, row] = {
                 **{key: entry[key] for key in ("id", "source", "locator", "characters")},
                 "said": [line for verdict in last_verdict for line in describe_values(verdict)],
-                "pieces": _beginning(entry["text"]),
+                "pieces": beginning,
             }
     return descriptions
-
-
-def _beginning(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first SHOWN_CHARACTERS of a text in pieces."""
-    beginning, room = [], SHOWN_CHARACTERS
-    for piece in pieces:
-        if room > 0:
-            beginning.append({**piece, "text": piece["text"][:room]})
-        room -= len(piece["text"])
-    return beginning

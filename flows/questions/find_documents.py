@@ -72,21 +72,18 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
     if direct is not None:
         return direct
     hits: list[Place] = []
-    for corpus in corpora(inputs) if _is_hex(query) and len(query) <= 2 * ID_BYTES else ():
-        shards = shard_names(corpus[INGEST])
-        hits += [(corpus, shard, row) for shard, row in find_ids(corpus[INGEST], shards, query)]
+    if _is_hex(query) and len(query) <= 2 * ID_BYTES:
+        for corpus in corpora(inputs):
+            places = find_ids(corpus[INGEST], shard_names(corpus[INGEST]), query)
+            hits += [(corpus, shard, row) for shard, row in places]
     if not hits:
-        hits = [
-            (corpus, shard, row)
-            for corpus, shard in corpus_shards(inputs)
-            for row in _rows_with_locator(corpus[INGEST] / shard, query)
-        ]
+        for corpus, shard in corpus_shards(inputs):
+            locators = read_table(corpus[INGEST] / shard, ["locator"])["locator"]
+            hits += [(corpus, shard, row) for row in _equal_rows(locators, query)]
     if not hits and "://" in query:
-        hits = [
-            (corpus, shard, row)
-            for corpus, shard in corpus_shards(inputs)
-            for row in _rows_with_url(corpus, shard, query)
-        ]
+        for corpus, shard in corpus_shards(inputs):
+            urls = urls_of(read_documents(corpus, shard, ["locator", "metadata"]))
+            hits += [(corpus, shard, row) for row in _equal_rows(urls, query)]
     if not hits:
         raise DocumentNotFoundError(
             f"no document has the id, locator or address {query!r}; they are shown beside the "
@@ -94,39 +91,31 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
             "FILE#NUMBER"
         )
     if len(hits) > 1:
-        raise AmbiguousDocumentError(f"{len(hits)} documents fit {query!r}; give an id: {_list_ids(hits)}")
+        listing = []
+        for corpus, shard, row in hits[:SHOWN_HITS]:
+            document = read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+            listing.append(f"{document['id'].hex()} ({document['source']})")
+        more = " ..." if len(hits) > SHOWN_HITS else ""
+        raise AmbiguousDocumentError(f"{len(hits)} documents fit {query!r}; give an id: {', '.join(listing)}{more}")
     return hits[0]
 
 
-def _rows_with_locator(path: Path, locator: str) -> list[int]:
-    rows: list[int] = pc.indices_nonzero(pc.equal(read_table(path, ["locator"])["locator"], locator)).to_pylist()
+def _equal_rows(values: pa.ChunkedArray, query: str) -> list[int]:
+    rows: list[int] = pc.indices_nonzero(pc.equal(values, query)).to_pylist()
     return rows
 
 
-def _rows_with_url(inputs: Mapping[str, Path], shard: str, url: str) -> list[int]:
-    urls = urls_of(read_documents(inputs, shard, ["locator", "metadata"]))
-    rows: list[int] = pc.indices_nonzero(pc.equal(urls, url)).to_pylist()
-    return rows
-
-
-def _find_in_ledger(inputs: Mapping[str, Path], id_: str) -> Place | None:
+def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
     """Return the place of a tokenised document by its whole id, without searching the shards."""
-    if MIX not in inputs or not _is_hex(id_) or len(id_) != 2 * ID_BYTES:
+    if MIX not in inputs or not _is_hex(query) or len(query) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
 
-    entries = PackedSet(inputs[MIX]).ledger([bytes.fromhex(id_)]).to_pylist()
-    return (*corpus_shards(inputs)[entries[0]["shard"]], entries[0]["row"]) if entries else None
-
-
-def _list_ids(hits: Sequence[Place]) -> str:
-    """List the ids and sources of the first few hits."""
-    documents = [
-        read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
-        for corpus, shard, row in hits[:SHOWN_HITS]
-    ]
-    listing = ", ".join(f"{document['id'].hex()} ({document['source']})" for document in documents)
-    return listing + (" ..." if len(hits) > SHOWN_HITS else "")
+    entries = PackedSet(inputs[MIX]).ledger([bytes.fromhex(query)]).to_pylist()
+    if not entries:
+        return None
+    corpus, shard = corpus_shards(inputs)[entries[0]["shard"]]
+    return corpus, shard, entries[0]["row"]
 
 
 def _is_hex(text: str) -> bool:
@@ -139,7 +128,9 @@ def documents_of(
     """Return the requested columns of some documents by id; of all others only the ids are read."""
     id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
     documents: dict[bytes, dict[str, Any]] = {}
-    for shard in shard_names(inputs[INGEST]) if len(id_values) else ():
+    if not len(id_values):
+        return documents
+    for shard in shard_names(inputs[INGEST]):
         path = inputs[INGEST] / shard
         rows = pc.indices_nonzero(pc.is_in(read_table(path, ["id"])["id"], value_set=id_values)).to_pylist()
         if rows:

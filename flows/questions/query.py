@@ -103,7 +103,7 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
                 )
             yield Answer(connection.sql(sql).columns, connection, sql)
         except duckdb.Error as error:
-            raise QueryError(_error_message(error)) from error
+            raise QueryError(str(error).strip().replace("\n\n", "\n")) from error
         finally:
             connection.unregister(VIEW)
             connection.close()
@@ -115,10 +115,6 @@ def _python_values(column: pa.Array) -> list[Any]:
         return values
     number_type = int if column.type.scale == 0 else float
     return [None if value is None else number_type(value) for value in values]
-
-
-def _error_message(error: Exception) -> str:
-    return str(error).strip().replace("\n\n", "\n")
 
 
 def print_answer(answer: Answer) -> None:
@@ -153,13 +149,12 @@ def _print_rows(console: Console, columns: Sequence[str], rows: Sequence[tuple[A
             console.print(grid)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        numeric = bool(rows) and all(
-            isinstance(row[place], int | float) and not isinstance(row[place], bool)
-            for row in rows
-            if row[place] is not None
+    for index, name in enumerate(columns):
+        values = [row[index] for row in rows if row[index] is not None]
+        is_numeric = bool(rows) and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in values
         )
-        table.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(visible(name), justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     console.print(table)

@@ -78,14 +78,17 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
     progress = row["progress"]
     if not progress:
         return str(row["owner"])
-    remaining = seconds_left(progress)
     # A job with the name of its stage would appear twice on the line.
     job = "" if progress.get("job") == row.get("stage") else progress.get("job")
     parts = [describe_progress({**progress, "job": job})]
-    # Relative to now: a stage without recent progress is not almost done.
-    parts += [] if remaining is None else [f"about {duration(max(0.0, remaining - (now - progress['at'])))} left"]
+    remaining = seconds_left(progress)
+    if remaining is not None:
+        # Relative to now: a stage without recent progress is not almost done.
+        remaining = max(0.0, remaining - (now - progress["at"]))
+        parts.append(f"about {duration(remaining)} left")
     details = ", ".join(part for part in parts if part)
-    return f"for {duration(now - progress['started'])}{': ' + details if details else ''} ({row['owner']})"
+    separator = ": " if details else ""
+    return f"for {duration(now - progress['started'])}{separator}{details} ({row['owner']})"
 
 
 def duration(seconds: float) -> str:
@@ -107,29 +110,29 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
     table.add_column("seconds", justify="right", min_width=7)
     table.add_column("MB", justify="right", min_width=6)
     for row in rows:
-        seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
-        size = f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else ""
-        cells = [row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"][:8], seconds, size]
-        table.add_row(*cells)
+        table.add_row(
+            row["stage"],
+            Text(row["state"], style=STYLES[row["state"]]),
+            row["fingerprint"][:8],
+            f"{row['seconds']:.1f}" if "seconds" in row else "",
+            f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else "",
+        )
     console.print(table)
+
+    stage_with_log = None
     for row in rows:
-        if (lost := _describe_losses(row.get("documents", {}))) is not None:
-            console.print(Text(f"{row['stage']}: {lost}", style="yellow"))
+        documents = row.get("documents", {})
+        if documents and documents["kept"] < documents["read"] / 2:
+            reasons = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
+            losses = f"kept {documents['kept']:,} of {documents['read']:,} documents; dropped most by {reasons}"
+            console.print(Text(f"{row['stage']}: {losses}", style="yellow"))
         if "details" in row or "owner" in row:
             details = row["details"] if "details" in row else describe_running(row, time.time())
             console.print(Text(f"{row['stage']}: {details}", style=STYLES[row["state"]]))
+            stage_with_log = stage_with_log or row["stage"]
     console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
-    stage_with_log = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
     if stage_with_log is not None:
         console.print(Text(f"log:   {session.command('logs', stage_with_log)}", style="dim"), soft_wrap=True)
-
-
-def _describe_losses(documents: Mapping[str, Any]) -> str | None:
-    """Describe a stage that kept less than half: `kept 8 of 28, dropped min_words 12, ...`; None otherwise."""
-    if not documents or documents["kept"] >= documents["read"] / 2:
-        return None
-    lost = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
-    return f"kept {documents['kept']:,} of {documents['read']:,} documents; dropped most by {lost}"
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
@@ -161,18 +164,13 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         for code in row.get("code", ()):
             console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
     num_to_run = sum(row["action"] != "reuse" for row in rows)
-    cut_offs = sum("cut_off_after" in row for row in rows)
-    may_be_cut_off = (
-        f"; {cut_offs} of them are reused if the stages before them give the same bytes" if cut_offs else ""
-    )
-    console.print(
-        Text(
-            f"{num_to_run} of {len(rows)} stages would run{may_be_cut_off}"
-            if num_to_run
-            else "nothing would run: all stages are committed",
-            style="dim",
-        )
-    )
+    num_cut_offs = sum("cut_off_after" in row for row in rows)
+    summary = f"{num_to_run} of {len(rows)} stages would run"
+    if not num_to_run:
+        summary = "nothing would run: all stages are committed"
+    elif num_cut_offs:
+        summary += f"; {num_cut_offs} of them are reused if the stages before them give the same bytes"
+    console.print(Text(summary, style="dim"))
 
 
 def print_runs(records: list[dict[str, Any]]) -> None:

@@ -66,9 +66,12 @@ def read_list(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise TakedownError(f"{path}: {why_unreadable(error)}") from error
     for number, line in enumerate(lines, start=1):
-        text = line.strip()
-        if text and not text.startswith("#"):
-            names[_parse_json_line(path, number, text) if text.startswith("{") else text] = None
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        if name.startswith("{"):
+            name = _name_of_json(path, number, name)
+        names[name] = None
     if not names:
         raise TakedownError(
             f"{path}: names no document; write an id, a locator or an address a line, or JSON "
@@ -77,15 +80,15 @@ def read_list(path: Path) -> list[str]:
     return list(names)
 
 
-def _parse_json_line(path: Path, number: int, text: str) -> str:
+def _name_of_json(path: Path, number: int, text: str) -> str:
     try:
         entry = json.loads(text)
     except ValueError as error:
         raise TakedownError(f"{path}:{number}: begins like JSON, but is not: {error}") from error
-    name = next((entry[key] for key in LIST_KEYS if isinstance(entry.get(key), str)), None)
-    if name is None:
-        raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
-    return str(name)
+    for key in LIST_KEYS:
+        if isinstance(entry.get(key), str):
+            return str(entry[key])
+    raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
 
 
 def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
@@ -97,22 +100,24 @@ def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[di
         id -> `source`, `locator` and `shard` (the document shard); and the names that match no document.
     """
     ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
-    locators = {name for name in names if not _is_id(name)}
-    addresses = pa.array(sorted(name for name in locators if "://" in name), pa.string())
+    locators = sorted({name for name in names if not _is_id(name)})
+    urls = [locator for locator in locators if "://" in locator]
+    id_values = pa.array(list(ids), pa.binary(ID_BYTES))
+    locator_values = pa.array(locators)
+    url_values = pa.array(urls, pa.string())
+    columns = ["id", "source", "locator"]
+    if urls:
+        columns.append("metadata")
     documents: dict[bytes, dict[str, Any]] = {}
     matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
-        table = read_documents(corpus, shard, ["id", "source", "locator", *(["metadata"] if len(addresses) else [])])
-        table = table.append_column("url", urls_of(table) if len(addresses) else pa.nulls(len(table), pa.string()))
+        table = read_documents(corpus, shard, columns)
+        table = table.append_column("url", urls_of(table) if urls else pa.nulls(len(table), pa.string()))
         plain_locators = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
-        locator_array = pa.array(sorted(locators), pa.string())
-        matches = pc.or_(
-            pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
-            pc.or_(
-                pc.is_in(table["locator"], value_set=locator_array), pc.is_in(plain_locators, value_set=locator_array)
-            ),
-        )
-        matches = pc.or_(matches, pc.is_in(table["url"], value_set=addresses))
+        matches = pc.is_in(table["id"], value_set=id_values)
+        matches = pc.or_(matches, pc.is_in(table["locator"], value_set=locator_values))
+        matches = pc.or_(matches, pc.is_in(plain_locators, value_set=locator_values))
+        matches = pc.or_(matches, pc.is_in(table["url"], value_set=url_values))
         for row in table.filter(matches).to_pylist():
             documents[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
             matched_names |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"]), row["url"]}
@@ -121,12 +126,12 @@ def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[di
 
 def none_there(names: Sequence[str]) -> TakedownError:
     """Build the error for a list without any existing document."""
-    listing = ", ".join(names[:SHOWN_NAMES]) + (" ..." if len(names) > SHOWN_NAMES else "")
-    return TakedownError(
-        f"none of the {len(names)} documents exists: {listing}"
-        if len(names) > 1
-        else f"there is no such document: {listing}"
-    )
+    listing = ", ".join(names[:SHOWN_NAMES])
+    if len(names) > SHOWN_NAMES:
+        listing += " ..."
+    if len(names) > 1:
+        return TakedownError(f"none of the {len(names)} documents exists: {listing}")
+    return TakedownError(f"there is no such document: {listing}")
 
 
 def _is_id(text: str) -> bool:
@@ -135,11 +140,20 @@ def _is_id(text: str) -> bool:
 
 def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
     """Return the duplicates in the documents' clusters, and the survivors that `dedup` kept of them."""
-    targets, related = set(documents), set[bytes]()
+    targets = set(documents)
+    related: set[bytes] = set()
     for step in annotation_stages(inputs):
-        if (inputs[step] / CLUSTERS).exists():
-            related |= _cluster_members(inputs, step, targets)
-    return related - targets
+        if not (inputs[step] / CLUSTERS).exists():
+            continue
+        clusters: set[bytes] = set()
+        for shard in shard_names(inputs[INGEST]):
+            clusters.update(read_matching_ids(inputs[step] / shard, targets)["cluster"].to_pylist())
+        members = read_matching(
+            inputs[step] / CLUSTERS, "cluster", [id_ for id_ in clusters if id_ is not None], ["survivor", "member"]
+        )
+        for column in members.columns:
+            related.update(column.to_pylist())
+    return {id_ for id_ in related if id_ is not None and id_ not in targets}
 
 
 def _cluster_members(inputs: Mapping[str, Path], step: str, documents: set[bytes]) -> set[bytes]:
@@ -148,7 +162,9 @@ def _cluster_members(inputs: Mapping[str, Path], step: str, documents: set[bytes
     for shard in shard_names(inputs[INGEST]):
         rows = read_matching_ids(inputs[step] / shard, documents)
         clusters |= {id_ for id_ in rows["cluster"].to_pylist() if id_ is not None}
-    members = read_matching(inputs[step] / CLUSTERS, "cluster", list(clusters), ["survivor", "member"])
+    members = read_matching(
+        inputs[step] / CLUSTERS, "cluster", [id_ for id_ in clusters if id_ is not None], ["survivor", "member"]
+    )
     return {id_ for column in members.columns for id_ in column.to_pylist() if id_ is not None}
 
 
@@ -224,13 +240,12 @@ def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.n
     """Return the training rows that hold some documents, and the held-out rows by source."""
     if packed is None:
         return np.zeros(0, np.int64), {}
-    return (
-        np.unique(packed.rows_of_documents(documents)["row"].to_numpy()),
-        {
-            source: np.unique(packed.validation_rows_of_documents(source, documents)["row"].to_numpy())
-            for source in packed.manifest["validation"]
-        },
-    )
+    rows = np.unique(packed.rows_of_documents(documents)["row"].to_numpy())
+    held_out = {}
+    for source in packed.manifest["validation"]:
+        pieces = packed.validation_rows_of_documents(source, documents)
+        held_out[source] = np.unique(pieces["row"].to_numpy())
+    return rows, held_out
 
 
 def _sorted_entries(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -238,31 +253,32 @@ def _sorted_entries(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[s
 
 
 def _state_of_training(session: Session, reading: Reading | None, first: int | None, sets: set[str]) -> dict[str, Any]:
-    done, checkpoints = (0, []) if reading is None else (reading.steps_done(), reading.checkpoints())
+    steps_done = 0 if reading is None else reading.steps_done()
+    checkpoints = [] if reading is None else reading.checkpoints()
     clean = [step for step in checkpoints if first is None or step < first]
-    tainted = first is not None and first <= done
-    return {
-        "first_step": first,
-        "steps_done": done,
-        "trained": tainted,
-        "checkpoints": {"clean": clean, "affected": [step for step in checkpoints if step not in clean]},
-        "last_clean": max(clean, default=None),
-        "models": [
-            name
-            for name in _affected_stages(session, {PRETRAIN} if tainted else set(), set(map(output_name, sets)))
-            if session.committed(name) is not None
-        ],
-    }
-
-
-def _affected_stages(session: Session, trainings: set[str], sets: set[str]) -> list[str]:
-    """Return the given trainings, trainings on the given example sets, and all stages that depend on them."""
-    affected, examples_read = set(trainings), set(sets)
+    is_tainted = first is not None and first <= steps_done
+    # Trainings that read the documents or the example sets, and all stages that depend on them.
+    affected = {PRETRAIN} if is_tainted else set()
+    examples_read = set(map(output_name, sets))
+    models = []
     for name, node in session.plan.items():
-        examples_read |= {name} if examples_read & node.inputs.keys() else set()
+        if examples_read & node.inputs.keys():
+            examples_read.add(name)
         if affected & node.inputs.keys() or (name in examples_read and node.stage.trains):
             affected.add(name)
-    return [name for name in session.plan if name in affected]
+        if name in affected and session.committed(name) is not None:
+            models.append(name)
+    return {
+        "first_step": first,
+        "steps_done": steps_done,
+        "trained": is_tainted,
+        "checkpoints": {
+            "clean": clean,
+            "affected": [step for step in checkpoints if step not in clean],
+        },
+        "last_clean": max(clean, default=None),
+        "models": models,
+    }
 
 
 def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
@@ -294,18 +310,27 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
         TakedownError: an output file exists with other content.
     """
     file = Path(session.manifest_file)
-    list_file, manifest = (file.with_name(f"{file.stem}-takedown.{end}") for end in ("ids", "yaml"))
-    mix, sets = session.manifest.mix, sorted({entry["set"] for entry in takedown["examples"]})
-    lists = [entry.exclude for entry in (mix, *(session.manifest.examples[name] for name in sets)) if entry is not None]
-    earlier = {line.strip() for entry in lists if entry is not None for line in Path(entry).read_text().splitlines()}
-    ids = sorted({*takedown["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
-    checkpoint = None if takedown["last_clean"] is None else keep_checkpoint(session, takedown["last_clean"])
-    values: dict[tuple[str, ...], Any] = {} if mix is None else {(MIX, "exclude"): list_file.name}
-    values |= {("examples", name, "exclude"): list_file.name for name in sets}
-    if checkpoint is not None:
-        values[PRETRAIN, "continue_from"] = str(checkpoint)
+    list_file = file.with_name(f"{file.stem}-takedown.ids")
+    manifest = file.with_name(f"{file.stem}-takedown.yaml")
+    values: dict[tuple[str, ...], Any] = {}
+    earlier_lists = []
+    if session.manifest.mix is not None:
+        values[MIX, "exclude"] = list_file.name
+        earlier_lists.append(session.manifest.mix.exclude)
+    for name in sorted({entry["set"] for entry in takedown["examples"]}):
+        values["examples", name, "exclude"] = list_file.name
+        earlier_lists.append(session.manifest.examples[name].exclude)
+    ids = set(takedown["excluded"])
+    for path in earlier_lists:
+        if path is not None:
+            lines = map(str.strip, Path(path).read_text().splitlines())
+            ids.update(line for line in lines if line and not line.startswith("#"))
+    checkpoint = None
+    if takedown["last_clean"] is not None:
+        checkpoint = str(keep_checkpoint(session, takedown["last_clean"]))
+        values[PRETRAIN, "continue_from"] = checkpoint
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values) if values else None
-    write_once(list_file, "".join(f"{entry}\n" for entry in ids))
+    write_once(list_file, "".join(f"{id_}\n" for id_ in sorted(ids)))
     if text is not None:
         parse_manifest(text, str(manifest))
         write_once(manifest, text)
@@ -314,7 +339,7 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
     return {
         "manifest": None if text is None else str(manifest),
         "list": str(list_file),
-        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "checkpoint": checkpoint,
     }
 
 

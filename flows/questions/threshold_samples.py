@@ -55,8 +55,20 @@ def describe_cuts(
             dropped = rule.dropped(summaries[stage])
             if dropped and isinstance(rule.bound, int | float):
                 dropping.append((dropped, stage, rule))
-    dropping = sorted(dropping, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
-    samples = _sample(inputs, {stage: rules_of_stage(dropping, stage) for _, stage, _ in dropping})
+    dropping.sort(key=lambda item: (-item[0], item[2].label))
+    dropping = dropping[:MOST_RULES]
+    rules_by_stage: dict[str, list[Rule]] = {}
+    for _, stage, rule in dropping:
+        rules_by_stage.setdefault(stage, []).append(rule)
+
+    samples: dict[str, dict[str, list[Found]]] = {}
+    shards = shard_names(inputs[INGEST])
+    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+        for stage, rules in rules_by_stage.items():
+            verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
+            for rule in rules:
+                sides = samples.setdefault(rule.label, {"failing": [], "passing": []})
+                merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
     excerpts = show(inputs, samples)
     return [
         {
@@ -70,23 +82,6 @@ def describe_cuts(
         }
         for count, stage, rule in dropping
     ]
-
-
-def rules_of_stage(dropping: list[tuple[int, str, Rule]], stage: str) -> list[Rule]:
-    """Return the rules of one stage."""
-    return [rule for _, of_stage, rule in dropping if of_stage == stage]
-
-
-def _sample(inputs: Mapping[str, Path], rules: Mapping[str, list[Rule]]) -> dict[str, dict[str, list[Found]]]:
-    samples: dict[str, dict[str, list[Found]]] = {}
-    shards = shard_names(inputs[INGEST])
-    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
-        for stage, rules_of_one in rules.items():
-            verdicts, _ = judge_shard(inputs, shard, stage, rules_of_one, rules_of_one)
-            for rule in rules_of_one:
-                sides = samples.setdefault(rule.label, {"failing": [], "passing": []})
-                merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
-    return samples
 
 
 def merge_nearest(
@@ -104,8 +99,11 @@ def show(
     """Replace each sample by a description of its document: id, source, locator, measured value, and the beginning of
     its text. Each shard is read once.
     """
+    places = set()
+    for sides in samples.values():
+        for entries in sides.values():
+            places |= {(shard, row) for _, shard, row, _ in entries}
     descriptions = {}
-    places = {(shard, row) for sides in samples.values() for side in sides.values() for _, shard, row, _ in side}
     for shard, rows in by_shard(places).items():
         documents = read_document_rows(inputs, shard, rows, ["id", "source", "locator", "text"]).to_pylist()
         for row, document in zip(rows, documents, strict=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.core.store import read_runs
 from gristmill.dataprep.llm.lineage import descendants, parents
@@ -99,14 +99,9 @@ def documents_of_rows(reading: Reading, inputs: Mapping[str, Path], rows: np.nda
             "rows": sorted(group["row_distinct"]),
             "copies": sorted(group["copy_distinct"]),
         }
-        for group in _pylist(groups)
+        for group in groups.to_pylist()
     ]
     return sorted(documents, key=lambda entry: (-entry["tokens"], entry["id"]))
-
-
-def _pylist(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
 
 
 def trace_document(session: Session, query: str) -> dict[str, Any]:
@@ -123,78 +118,64 @@ def trace_document(session: Session, query: str) -> dict[str, Any]:
     Raises:
         DocumentNotFoundError: no document or example matches, or several do.
     """
-    examples = _trace_example(session, query)
-    if examples is not None:
-        return {**examples, **_family_of(session, examples["id"])}
+    example = _trace_example(session, query)
+    if example is not None:
+        inputs = committed_inputs(session, session.plan)
+        id_ = bytes.fromhex(example["id"])
+        family = {"parents": parents(inputs, id_), "children": descendants(inputs, [id_])}
+        if any(family.values()):
+            for relation, relatives in family.items():
+                example[relation] = sorted(relative.hex() for relative in relatives)
+        return example
     document = history(session, query)
-    mix = document.get(MIX)
-    family: dict[str, Any] = {
-        relation: document[relation] for relation in ("parents", "children") if relation in document
-    }
     traced: dict[str, Any] = {
         "kind": "document",
         **{key: document[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
         "steps": [],
         "checkpoints_after": [],
-        **family,
     }
+    for relation in ("parents", "children"):
+        if relation in document:
+            traced[relation] = document[relation]
+    mix = document.get(MIX)
     if mix is None:
         traced["stages"] = document["stages"]
         return traced
-    traced |= {
-        "use": mix["use"],
-        "reason": mix["reason"],
-        "tokens": mix["tokens"],
-        "copies": mix["copies"],
-        "rows": mix["rows"],
-    }
+    traced |= {key: mix[key] for key in ("use", "reason", "tokens", "copies", "rows")}
     if mix["use"] == "trained" and PRETRAIN in session.plan:
         traced |= describe_reading(reading_of(session), mix["rows"])
     return traced
 
 
-def _family_of(session: Session, example: str) -> dict[str, Any]:
-    """Return the parents and children of a generated example."""
-    inputs, id_ = committed_inputs(session, session.plan), bytes.fromhex(example)
-    family = {"parents": parents(inputs, id_), "children": descendants(inputs, [id_])}
-    return (
-        {relation: sorted(relative.hex() for relative in ids) for relation, ids in family.items()}
-        if any(family.values())
-        else {}
-    )
-
-
 def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
     """Return the steps that read some rows, and the checkpoints written after the first of them."""
-    read, done = reading.steps_that_read(np.array(sorted(set(rows)), dtype=np.int64)), reading.steps_done()
+    rows_by_step = reading.steps_that_read(np.array(sorted(set(rows)), dtype=np.int64))
+    done = reading.steps_done()
+    stage = reading.stage
     steps = [
-        {"stage": reading.stage, "step": step, "use": reading.use(step, done), "rows": rows_read}
-        for step, rows_read in read.items()
+        {"stage": stage, "step": step, "use": reading.use(step, done), "rows": rows_read}
+        for step, rows_read in rows_by_step.items()
     ]
-    first = min(read, default=None)
-    after = (
-        []
-        if first is None
-        else [{"stage": reading.stage, "step": step} for step in reading.checkpoints() if step >= first]
-    )
-    return {"steps": steps, "checkpoints_after": after}
+    checkpoints = []
+    if rows_by_step:
+        first = min(rows_by_step)
+        checkpoints = [{"stage": stage, "step": step} for step in reading.checkpoints() if step >= first]
+    return {"steps": steps, "checkpoints_after": checkpoints}
 
 
 def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
     """Trace a fine-tuning example; None if no stage has one with that id."""
+    prefix = query.lower()
     trace: dict[str, Any] | None = None
     for stage, node in session.plan.items():
-        if node.stage.rows in (None, "documents") or not any(
-            (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)
-        ):
+        if node.stage.rows in (None, "documents"):
+            continue
+        data = session.folder(stage).data
+        if not any((data / name).exists() for name in (EXAMPLE_IDS, PROMPT_IDS)):
             continue
         reading = reading_of(session, stage)
-        hits = {
-            id_
-            for row in reading.examples
-            for id_ in row
-            if id_ == query.lower() or (len(query) >= 4 and id_.startswith(query.lower()))
-        }
+        ids = set(itertools.chain.from_iterable(reading.examples))
+        hits = {id_ for id_ in ids if id_ == prefix or (len(prefix) >= 4 and id_.startswith(prefix))}
         if len(hits) > 1:
             raise DocumentNotFoundError(
                 f"{len(hits)} examples of {stage} fit {query!r}; give more digits: {', '.join(sorted(hits)[:5])}"
@@ -202,7 +183,7 @@ def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
         if not hits:
             continue
         (example,) = hits
-        rows = [row for row, ids in enumerate(reading.examples) if example in ids]
+        rows = [row for row, row_ids in enumerate(reading.examples) if example in row_ids]
         described = describe_reading(reading, rows)
         if trace is None:
             trace = {"kind": "example", "id": example, "outcome": "trained", "steps": [], "checkpoints_after": []}
@@ -242,19 +223,21 @@ def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
         `same_set`, `recorded` (the last step at which the records agree, and the first at which they differ),
         `attested` (of each: True if its newest record matches its order, None without a record).
     """
-    assert ours.packed is not None
-    assert theirs.packed is not None
-    last = min(ours.section.steps, theirs.section.steps)
-    records = [_digests(reading) for reading in (ours, theirs)]
-    common = sorted(records[0].keys() & records[1].keys())
-    agree = max((step for step in common if records[0][step] == records[1][step]), default=None)
-    differ = min((step for step in common if records[0][step] != records[1][step]), default=None)
+    our_digests = _digests(ours)
+    their_digests = _digests(theirs)
+    common = our_digests.keys() & their_digests.keys()
+    equal = {step for step in common if our_digests[step] == their_digests[step]}
+    agree = max(equal, default=None)
+    differ = min(common - equal, default=None)
     same_set = ours.fingerprint == theirs.fingerprint
+    last = min(ours.section.steps, theirs.section.steps)
     # Digests of different sets always differ, whatever the rows hold, and do not narrow the search.
     end = last if differ is None or not same_set else differ
-    first_difference = next(
-        (step for step in range((agree or 0) + 1, end + 1) if not _same_step(ours, theirs, step, same_set)), None
-    )
+    first_difference = None
+    for step in range((agree or 0) + 1, end + 1):
+        if not _same_step(ours, theirs, step, same_set):
+            first_difference = step
+            break
     return {
         "first_difference": first_difference,
         "same_steps": last if first_difference is None else first_difference - 1,
@@ -262,7 +245,7 @@ def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:
         "same_set": same_set,
         "sets": [ours.fingerprint, theirs.fingerprint],
         "recorded": {"agree": agree, "differ": differ},
-        "attested": [_is_attested(reading, record) for reading, record in zip((ours, theirs), records, strict=True)],
+        "attested": [_is_attested(ours, our_digests), _is_attested(theirs, their_digests)],
     }
 
 

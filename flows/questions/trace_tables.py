@@ -34,12 +34,11 @@ def new_table(*columns: tuple[str, bool]) -> Table:
 def print_step(trace: Mapping[str, Any]) -> None:
     """Print the rows and documents of a step."""
     console = plain_console()
+    if "examples" in trace:
+        contents = f"{len(trace['examples'])} examples"
+    else:
+        contents = f"{trace['tokens']} tokens, {len(trace['documents'])} documents"
     rank = "" if trace["rank"] is None else f" on rank {trace['rank']} of {trace['ranks']}"
-    contents = (
-        f"{len(trace['examples'])} examples"
-        if "examples" in trace
-        else (f"{trace['tokens']} tokens, {len(trace['documents'])} documents")
-    )
     console.print(
         Text(
             f"{trace['stage']} step {trace['step']} {trace['use']}{rank}: {len(trace['rows'])} rows, {contents}",
@@ -48,33 +47,39 @@ def print_step(trace: Mapping[str, Any]) -> None:
     )
     if "answers" in trace:
         print_answers(console, trace)
-        return
-    if "examples" in trace:
+    elif "examples" in trace:
         for row, example in zip(trace["rows_of_examples"], trace["examples"], strict=True):
             console.print(f"{row:>8}  {example}")
-        return
-    _print_documents(console, trace["documents"])
+    else:
+        _print_documents(console, trace["documents"])
 
 
 def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:
     """Print two lines per document: its columns, and its whole locator, which `explain` takes."""
-    rows = [("tokens", "source", "id", "quality", "cluster")]
-    for entry in documents:
-        quality = " ".join(
-            f"{value:.3g}" if isinstance(value, float) else str(value) for value in entry.get("quality", {}).values()
-        )
-        size = entry.get("cluster_size")
-        cluster = "" if size is None else "alone" if size == 1 else f"{entry['cluster'][:8]} of {size}"
-        rows.append((str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster))
+    rows = [["tokens", "source", "id", "quality", "cluster"]]
+    for document in documents:
+        values = document.get("quality", {}).values()
+        quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)
+        size = document.get("cluster_size")
+        if size is None:
+            cluster = ""
+        elif size == 1:
+            cluster = "alone"
+        else:
+            cluster = f"{document['cluster'][:8]} of {size}"
+        rows.append([str(document["tokens"]), document["source"], document["id"][:16], quality, cluster])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (tokens, *names) in enumerate(rows):
-        cells = [tokens.rjust(widths[0]), *(name.ljust(width) for name, width in zip(names, widths[1:], strict=True))]
-        line = "  ".join(cells)
-        console.print(Text(line.rstrip(), style="bold" if not number else ""), soft_wrap=True)
-        if number:
-            entry = documents[number - 1]
-            place = f"{'':{widths[0]}}  {entry.get('url', entry['locator'])}"
-            console.print(Text(place, style="dim"), soft_wrap=True)
+        cells = [tokens.rjust(widths[0])]
+        cells += [name.ljust(width) for name, width in zip(names, widths[1:], strict=True)]
+        line = "  ".join(cells).rstrip()
+        if number == 0:
+            console.print(Text(line, style="bold"), soft_wrap=True)
+            continue
+        document = documents[number - 1]
+        locator = document.get("url", document["locator"])
+        console.print(Text(line), soft_wrap=True)
+        console.print(Text(f"{'':{widths[0]}}  {locator}", style="dim"), soft_wrap=True)
 
 
 def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
@@ -84,14 +89,23 @@ def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
             console.print(Text(f"  {example}"))
         console.print(Text("their answers are not drawn yet", style="dim"))
         return
-    for example, answers in groupby(trace["answers"], key=lambda answer: answer["id"]):
-        listed = list(answers)
-        right = "" if listed[0]["right"] is None else f"  right: {_ending(listed[0]['right'])}"
+    for example, group in groupby(trace["answers"], key=lambda answer: answer["id"]):
+        answers = list(group)
+        right = ""
+        if answers[0]["right"] is not None:
+            # The end of a right answer holds its result.
+            text = answers[0]["right"]
+            ending = text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}"
+            right = f"  right: {ending!r}"
         console.print(
-            Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"), (right, "green"))
+            Text.assemble(
+                (f"{example[:16]}  ", "dim"),
+                (shorten_text(answers[0]["prompt"]), "bold"),
+                (right, "green"),
+            )
         )
         table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
-        for answer in listed:
+        for answer in answers:
             cell = Text()
             for tool_call in answer.get("used") or ():
                 line = shorten_text(f"{tool_call['name']} {tool_call['arguments']} -> {tool_call['answer']}")
@@ -104,11 +118,6 @@ def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
                 cell.append(shorten_text(answer["answer"])),
             )
         console.print(table)
-
-
-def _ending(text: str) -> str:
-    """Quote the end of a right answer, which holds its result, on one line."""
-    return repr(text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}")
 
 
 def print_document(trace: Mapping[str, Any]) -> None:
@@ -160,31 +169,25 @@ def print_spans(matches: Mapping[str, Any]) -> None:
                 style="bold",
             )
         )
-        console.print(Text(f"  {_excerpt(span['text'])}"), soft_wrap=True)
+        text = span["text"]
+        if len(text) > SPAN_CHARS:
+            text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
+        console.print(Text(f"  {text!r}"), soft_wrap=True)
         for place in span["places"]:
             console.print(
                 Text(f"  {place['id'][:16]}  {place['source']}  {place.get('url', place['locator'])}"), soft_wrap=True
             )
-            console.print(
-                Text(
-                    f"    row {place['row']} from token {place['start']}; {_describe_steps(place['steps'])}",
-                    style="dim",
-                )
-            )
+            readers = _describe_steps(place["steps"])
+            console.print(Text(f"    row {place['row']} from token {place['start']}; {readers}", style="dim"))
         if span["count"] > len(span["places"]):
             console.print(Text(f"  ... and {span['count'] - len(span['places']):,} more", style="dim"))
     if matches["found"] > len(matches["spans"]):
-        console.print(Text(f"\n... and {matches['found'] - len(matches['spans']):,} shorter passages", style="dim"))
+        num_hidden = matches["found"] - len(matches["spans"])
+        console.print(Text(f"\n... and {num_hidden:,} shorter passages", style="dim"))
 
 
 SPAN_CHARS = 240
 """Characters of a printed passage; longer ones lose their middle."""
-
-
-def _excerpt(text: str) -> str:
-    """Quote a passage on one line, without the middle if it is long."""
-    half = SPAN_CHARS // 2
-    return repr(text if len(text) <= SPAN_CHARS else f"{text[:half]} ... {text[-half:]}")
 
 
 def _describe_steps(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -205,22 +208,27 @@ def describe_outcome(trace: Mapping[str, Any]) -> str:
         return f"held out, never trained: {trace['tokens']} tokens in validation rows {shorten(trace['rows'])}"
     if trace["outcome"] not in ("kept", "trained"):
         return f"{trace['outcome']}; no step reads it"
-    read = sum(step["use"] == "read" for step in trace["steps"])
-    to_come = len(trace["steps"]) - read
-    return f"{read} steps have read it, {to_come} will" if trace["steps"] else "no step reads it"
+    if not trace["steps"]:
+        return "no step reads it"
+    num_read = sum(step["use"] == "read" for step in trace["steps"])
+    return f"{num_read} steps have read it, {len(trace['steps']) - num_read} will"
 
 
 def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
     """Print the outputs, checkpoints and models that some documents affect, and how to continue without them."""
     console = plain_console()
-    num_documents, num_duplicates, num_excluded = (
-        len(takedown[key]) for key in ("documents", "near_duplicates", "excluded")
-    )
-    pronoun = "it" if num_excluded - len(takedown["generated"]) == 1 else "them"
-    written_from = f", {len(takedown['generated'])} written from {pronoun}" if takedown["generated"] else ""
+    num_documents = len(takedown["documents"])
+    num_duplicates = len(takedown["near_duplicates"])
+    num_generated = len(takedown["generated"])
+    num_excluded = len(takedown["excluded"])
+    written_from = ""
+    if num_generated:
+        pronoun = "it" if num_excluded - num_generated == 1 else "them"
+        written_from = f", {num_generated} written from {pronoun}"
     console.print(
         Text(
-            f"{num_documents} document{'s' * (num_documents != 1)}, {num_duplicates} near-duplicate{'s' * (num_duplicates != 1)}"
+            f"{num_documents} document{'s' * (num_documents != 1)}, "
+            f"{num_duplicates} near-duplicate{'s' * (num_duplicates != 1)}"
             f"{written_from}; {num_excluded} to take down",
             style="bold",
         )
@@ -229,28 +237,27 @@ def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | Non
         for entry in takedown[title][:SHOWN_STEPS]:
             mark = " " if entry["id"] in takedown["excluded"] else "-"
             console.print(Text(f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"))
-        if len(takedown[title]) > SHOWN_STEPS:
-            console.print(Text(f"... and {len(takedown[title]) - SHOWN_STEPS} more (--json has them)", style="dim"))
+        _print_hidden(console, len(takedown[title]))
     for entry in takedown["examples"][:SHOWN_STEPS]:
         console.print(Text(f"  {entry['id'][:16]}  examples://{entry['set']}"))
-    if len(takedown["examples"]) > SHOWN_STEPS:
-        console.print(Text(f"... and {len(takedown['examples']) - SHOWN_STEPS} more (--json has them)", style="dim"))
+    _print_hidden(console, len(takedown["examples"]))
     for name in takedown["not_found"]:
         console.print(Text(f"not found: {name}", style="yellow"))
-    clean, affected = takedown["checkpoints"]["clean"], takedown["checkpoints"]["affected"]
+
+    clean = takedown["checkpoints"]["clean"]
+    affected = takedown["checkpoints"]["affected"]
     held_out = sum(len(rows) for rows in takedown["validation_rows"].values())
+    first_step = "no step" if takedown["first_step"] is None else f"step {takedown['first_step']}"
+    forgotten = "" if written is None else ", forgotten now"
     table = new_table(("", False), ("", False))
-    for name, value in (
-        ("document shards", ", ".join(takedown["document_shards"])),
-        ("packed shards", ", ".join(takedown["packed_shards"]) or "none"),
-        ("rows", f"{len(takedown['rows'])} of training, {held_out} held out"),
-        ("first read by", "no step" if takedown["first_step"] is None else f"step {takedown['first_step']}"),
-        ("clean checkpoints", ", ".join(map(str, clean)) or "none"),
-        ("checkpoints that know them", ", ".join(map(str, affected)) or "none"),
-        ("models that know them", ", ".join(takedown["models"]) or "none"),
-        ("answers of asked models", f"{takedown['answers']:,} kept" + ("" if written is None else ", forgotten now")),
-    ):
-        table.add_row(name, value)
+    table.add_row("document shards", ", ".join(takedown["document_shards"]))
+    table.add_row("packed shards", ", ".join(takedown["packed_shards"]) or "none")
+    table.add_row("rows", f"{len(takedown['rows'])} of training, {held_out} held out")
+    table.add_row("first read by", first_step)
+    table.add_row("clean checkpoints", ", ".join(map(str, clean)) or "none")
+    table.add_row("checkpoints that know them", ", ".join(map(str, affected)) or "none")
+    table.add_row("models that know them", ", ".join(takedown["models"]) or "none")
+    table.add_row("answers of asked models", f"{takedown['answers']:,} kept{forgotten}")
     console.print(table)
     if takedown["unknown_answers"]:
         console.print(
@@ -261,30 +268,39 @@ def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | Non
         )
     if written is None:
         return
-    begin = "starts over" if written["checkpoint"] is None else f"resumes from step {takedown['last_clean']}"
     if not command:
         sentence = f"their ids are in {written['list']}; remove their texts from the sources, and run again"
-    elif takedown["steps_done"]:
-        sentence = f"without them training {begin}: {command}"
-    else:
+    elif not takedown["steps_done"]:
         sentence = f"continue without them: {command}"
+    elif written["checkpoint"] is None:
+        sentence = f"without them training starts over: {command}"
+    else:
+        sentence = f"without them training resumes from step {takedown['last_clean']}: {command}"
     console.print(Text(sentence, style="green"))
+
+
+def _print_hidden(console: Console, number: int) -> None:
+    if number > SHOWN_STEPS:
+        console.print(Text(f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim"))
 
 
 def print_comparison(names: Sequence[str], comparison: Mapping[str, Any]) -> None:
     """Print the first step at which two trainings read different tokens."""
     console = plain_console()
-    first, shared = comparison["first_difference"], min(comparison["steps"])
-    verdict, style = (
-        (f"the same tokens in all {shared} steps that both have", "green")
-        if first is None
-        else (f"the same tokens up to step {first - 1}, different tokens from step {first} on", "yellow")
-    )
-    console.print(Text(verdict, style=f"bold {style}"))
+    first = comparison["first_difference"]
+    if first is None:
+        shared = min(comparison["steps"])
+        console.print(Text(f"the same tokens in all {shared} steps that both have", style="bold green"))
+    else:
+        verdict = f"the same tokens up to step {first - 1}, different tokens from step {first} on"
+        console.print(Text(verdict, style="bold yellow"))
     table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
-    attested = {True: "matches its order", False: "does NOT match its order", None: "none yet"}
-    for name, fingerprint, steps, attestation in zip(
-        names, comparison["sets"], comparison["steps"], comparison["attested"], strict=True
-    ):
-        table.add_row(name, fingerprint[:16], str(steps), attested[attestation])
+    attestations = {True: "matches its order", False: "does NOT match its order", None: "none yet"}
+    for index, name in enumerate(names):
+        table.add_row(
+            name,
+            comparison["sets"][index][:16],
+            str(comparison["steps"][index]),
+            attestations[comparison["attested"][index]],
+        )
     console.print(table)

@@ -109,27 +109,24 @@ class Reading:
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
         """Return step (counted from 1) -> the given rows that it reads, in step order."""
-        end = self.plan.end(self.section.steps)
         rows_by_step: dict[int, list[int]] = {}
-        if isinstance(self.order, KeptOrder):
-            prompt_positions = np.flatnonzero(np.isin(self.order.numbers, rows))
-            epochs = np.atleast_2d(self.plan.steps_of(prompt_positions) + 1)
-            for step, number in zip(
-                epochs.ravel().tolist(),
-                np.tile(self.order.numbers[prompt_positions], len(epochs)).tolist(),
-                strict=True,
-            ):
-                if step <= self.section.steps:
-                    rows_by_step.setdefault(step, []).append(number)
-            return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
-        for epoch in range(-(-end // self.order.total)):
-            positions = self.order.positions(rows, epoch)
-            within = positions < end
-            for steps in np.atleast_2d(self.plan.steps_of(positions[within]) + 1):
-                for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
+
+        def note(positions: np.ndarray, rows_at: np.ndarray) -> None:
+            for steps in np.atleast_2d(self.plan.steps_of(positions) + 1):
+                for step, row in zip(steps.tolist(), rows_at.tolist(), strict=True):
                     # Rows skipped by a rollback were read by abandoned steps.
                     if 0 < step <= self.section.steps:
                         rows_by_step.setdefault(step, []).append(row)
+
+        if isinstance(self.order, KeptOrder):
+            positions = np.flatnonzero(np.isin(self.order.numbers, rows))
+            note(positions, self.order.numbers[positions])
+        else:
+            end = self.plan.end(self.section.steps)
+            for epoch in range(-(-end // self.order.total)):
+                positions = self.order.positions(rows, epoch)
+                within = positions < end
+                note(positions[within], rows[within])
         return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
 
     def steps_done(self) -> int:
