@@ -64,38 +64,41 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
     assert reading.packed is not None
     rows = _rows_of_steps(reading, step)
     file = Path(session.manifest_file)
-    target, list_file = (file.with_name(f"{file.stem}-from-{step}.{end}") for end in ("yaml", "ids"))
+    target = file.with_name(f"{file.stem}-from-{step}.yaml")
+    list_file = file.with_name(f"{file.stem}-from-{step}.ids")
     section = _continued_set(session, reading.packed, rows, reading.section.key_seed)
-    ids, not_found = _documents(session, excluded)
+    ids: list[str] = []
+    not_found: list[str] = []
     changes: dict[tuple[str, ...], Any] = {}
+    if excluded:
+        documents, not_found = find_documents(committed_inputs(session, session.plan), excluded)
+        if not documents:
+            raise none_there(excluded)
+        ids = sorted(id_.hex() for id_ in documents)
+        section["exclude"] = list_file.name
+        changes[MIX, "tokens"] = _tokens_without(session, reading, rows, list(documents))
     for setting in settings:
         key, _, value = setting.partition("=")
         changes[tuple(full_key(key).split("."))] = yaml.safe_load(value)
-    if ids:
-        section["exclude"] = list_file.name
-        tokens = _tokens_without(session, reading, rows, ids)
-        changes = {(MIX, "tokens"): tokens, **changes}
     checkpoint = max((saved for saved in reading.checkpoints() if saved <= step), default=None)
     changes[MIX, "continues"] = section
-    kept = None if checkpoint is None else keep_checkpoint(session, checkpoint, FOLDER)
-    changes[PRETRAIN, "continue_from"] = None if kept is None else str(kept)
+    changes[PRETRAIN, "continue_from"] = None
+    if checkpoint is not None:
+        changes[PRETRAIN, "continue_from"] = str(keep_checkpoint(session, checkpoint, FOLDER))
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), changes)
     if ids:
         write_once(list_file, "".join(f"{id_}\n" for id_ in ids))
     changed = parse_manifest(text, str(target))
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
-    counts = np.bincount(reading.packed.source_of(rows), minlength=len(reading.packed.sources))
+    sources = reading.packed.sources
+    counts = np.bincount(reading.packed.source_of(rows), minlength=len(sources)).tolist()
     return {
         "manifest": str(target),
         "from_step": step,
         "rows": len(rows),
         "checkpoint": checkpoint,
-        "shares": {
-            name: count / len(rows)
-            for name, count in zip(reading.packed.sources, counts.tolist(), strict=True)
-            if count
-        },
+        "shares": {name: count / len(rows) for name, count in zip(sources, counts, strict=True) if count},
         "excluded": ids,
         "list": str(list_file) if ids else None,
         "not_found": not_found,
@@ -127,36 +130,29 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
 
 def _continued_set(session: Session, packed: PackedSet, rows: np.ndarray, seed: int) -> dict[str, Any]:
     assert session.manifest.mix is not None
-    before = session.manifest.mix.continues
-    earlier = {} if before is None else {"continues": before.model_dump(mode="json", exclude_defaults=True)}
-    return {
+    section: dict[str, Any] = {
         "rows": packed.order(seed).places_before(len(rows)),
         "sources": list(packed.sources),
         "phases": [list(phase) for phase in packed.phases],
         "seed": seed,
         "fingerprint": packed.fingerprint,
         "digest": digest_of_sums(packed.sums()[rows]),
-        **({"withheld": packed.withheld.tolist()} if len(packed.withheld) else {}),
-        **earlier,
     }
+    if len(packed.withheld):
+        section["withheld"] = packed.withheld.tolist()
+    earlier = session.manifest.mix.continues
+    if earlier is not None:
+        section["continues"] = earlier.model_dump(mode="json", exclude_defaults=True)
+    return section
 
 
-def _documents(session: Session, excluded: Sequence[str]) -> tuple[list[str], list[str]]:
-    if not excluded:
-        return [], []
-    documents, not_found = find_documents(committed_inputs(session, session.plan), excluded)
-    if not documents:
-        raise none_there(excluded)
-    return sorted(id_.hex() for id_ in documents), not_found
-
-
-def _tokens_without(session: Session, reading: Reading, rows: np.ndarray, ids: Sequence[str]) -> int:
+def _tokens_without(session: Session, reading: Reading, rows: np.ndarray, documents: Sequence[bytes]) -> int:
     """Return the tokens of the set plus one row for each unread row that holds an excluded document."""
     assert session.manifest.mix is not None
     assert reading.packed is not None
-    holding = np.unique(reading.packed.rows_of_documents([bytes.fromhex(id_) for id_ in ids])["row"].to_numpy())
-    emptied = int((~np.isin(holding, rows)).sum())
-    return session.manifest.mix.tokens + emptied * session.manifest.mix.sequence_length
+    holding = np.unique(reading.packed.rows_of_documents(documents)["row"].to_numpy())
+    num_emptied = int((~np.isin(holding, rows)).sum())
+    return session.manifest.mix.tokens + num_emptied * session.manifest.mix.sequence_length
 
 
 def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: int) -> None:
@@ -166,17 +162,15 @@ def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: in
     if after.mix is None or after.pretrain is None:
         raise ContinuedError(f"the changed manifest has no `{MIX}:` or no `{PRETRAIN}:`, so there is nothing to train")
     changed_keys = [f"{MIX}.{key}" for key in SETTLED if getattr(before.mix, key) != getattr(after.mix, key)]
-    changed_keys += [
-        f"sources.{name}.{key}"
-        for name, source in before.sources.items()
-        if name in after.sources
-        for key in SETTLED_OF_SOURCES
-        if getattr(source, key) != getattr(after.sources[name], key)
-    ]
-    if (before.seed, reading.section.key_seed) != (
-        after.seed,
-        after.pretrain.seed if after.pretrain.seed is not None else after.seed,
-    ):
+    for name, old in before.sources.items():
+        if name not in after.sources:
+            continue
+        new = after.sources[name]
+        changed_keys += [
+            f"sources.{name}.{key}" for key in SETTLED_OF_SOURCES if getattr(old, key) != getattr(new, key)
+        ]
+    seed = after.seed if after.pretrain.seed is None else after.pretrain.seed
+    if before.seed != after.seed or reading.section.key_seed != seed:
         changed_keys.append(f"seed of {MIX} or {PRETRAIN}")
     plan = plan_of(after.pretrain, reading.packed.sequence_length)
     if any(plan.positions(earlier) != reading.plan.positions(earlier) for earlier in range(step)):  # type: ignore[union-attr]
@@ -191,19 +185,20 @@ def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: in
 def print_continued(continued: Mapping[str, Any], command: str) -> None:
     """Print the rows kept, the first step of the training, and the command that runs it."""
     console = plain_console()
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in continued["shares"].items())
-    console.print(
-        Text(f"steps 1 to {continued['from_step']} read {continued['rows']:,} rows, which are kept: {shares}")
-    )
+    step = continued["from_step"]
     checkpoint = continued["checkpoint"]
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in continued["shares"].items())
+    console.print(Text(f"steps 1 to {step} read {continued['rows']:,} rows, which are kept: {shares}"))
     if checkpoint is None:
         console.print(Text("these steps have no checkpoint left: training starts at step 0, on the same rows"))
+    elif checkpoint == step:
+        console.print(Text(f"training continues from the checkpoint of step {checkpoint}"))
     else:
-        repeated = continued["from_step"] - checkpoint
+        repeated = step - checkpoint
         console.print(
             Text(
-                f"training continues from the checkpoint of step {checkpoint}"
-                + (f": {repeated} step{'s' * (repeated != 1)} more on the same rows" if repeated else "")
+                f"training continues from the checkpoint of step {checkpoint}: "
+                f"{repeated} step{'s' * (repeated != 1)} more on the same rows"
             )
         )
     if continued["excluded"]:

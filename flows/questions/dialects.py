@@ -6,7 +6,6 @@ stages if the manifest has no `filter`), or on a sample of them by the hash of t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +58,11 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
     Raises:
         NothingIngestedError: `ingest` is not committed, or kept nothing.
     """
-    steps, committed = session.manifest.steps, committed_corpus(session).inputs
-    before = itertools.takewhile(lambda name: name == INGEST or not isinstance(steps[name].config, Filter), committed)
-    inputs = {name: committed[name] for name in before}
+    inputs = {}
+    for name, folder in committed_corpus(session).inputs.items():
+        if name != INGEST and isinstance(session.manifest.steps[name].config, Filter):
+            break
+        inputs[name] = folder
     limit, available = _sample_limit(inputs, sample)
     sections = _sections(session)
     totals = _Totals()
@@ -77,14 +78,14 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
         }
         for dialect, tallies in totals.kept.items()
     }
-    examples = [example for _, example in sorted(totals.examples.values(), key=lambda entry: entry[0])]
+    examples = sorted(totals.examples.values(), key=lambda example: example[0])
     return {
         "documents": totals.documents,
         "of": available,
         "bytes": totals.text_bytes,
         "dialects": shares,
         "disagreeing": totals.disagreeing,
-        "examples": examples[:EXAMPLES],
+        "examples": [description for _, description in examples[:EXAMPLES]],
     }
 
 
@@ -116,7 +117,8 @@ def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
     keys = np.concatenate(parts)
     if len(keys) == 0:
         raise NothingIngestedError("the committed stages kept no document; nothing can be measured")
-    return int(np.partition(keys, min(sample, len(keys)) - 1)[min(sample, len(keys)) - 1]), len(keys)
+    last = min(sample, len(keys)) - 1
+    return int(np.partition(keys, last)[last]), len(keys)
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:
@@ -143,30 +145,20 @@ def _judge_batch(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals)
     totals.documents += len(rows)
     totals.text_bytes += int(sizes.sum())
     for dialect, masks in failed.items():
-        kept = {name: _unset(mask for rule, mask in masks.items() if rule.startswith(name)) for name in SETS}
+        kept = {}
+        for name in SETS:
+            kept[name] = _unset(mask for rule, mask in masks.items() if rule.startswith(name))
         kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
+        tallies = totals.kept.setdefault(dialect, {})
         for name, mask in kept.items():
-            tally = totals.kept.setdefault(dialect, {}).setdefault(name, np.zeros(2, np.int64))
+            tally = tallies.setdefault(name, np.zeros(2, np.int64))
             tally += mask.sum(), sizes[mask].sum()
-    _note_disagreements(rows, sections, measured, failed, totals)
 
-
-def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return True where no mask is set."""
-    return ~np.any(list(masks), axis=0)
-
-
-def _note_disagreements(
-    rows: pa.Table,
-    sections: Mapping[str, Rules],
-    measured: Mapping[str, Mapping[str, np.ndarray]],
-    failed: Mapping[str, Mapping[str, np.ndarray]],
-    totals: _Totals,
-) -> None:
-    kept = np.array([_unset(masks.values()) for masks in failed.values()])
-    for row in np.flatnonzero(kept.any(axis=0) & ~kept.all(axis=0)).tolist():
+    keeps = np.array([_unset(masks.values()) for masks in failed.values()])
+    for row in np.flatnonzero(keeps.any(axis=0) & ~keeps.all(axis=0)).tolist():
         totals.disagreeing += 1
-        division, identity = tuple(kept[:, row].tolist()), rows["id"][row].as_py()
+        division = tuple(keeps[:, row].tolist())
+        identity = rows["id"][row].as_py()
         if division in totals.examples and totals.examples[division][0] <= identity:
             continue
         verdicts = {
@@ -174,6 +166,11 @@ def _note_disagreements(
         }
         example = {"id": identity.hex(), "locator": rows["locator"][row].as_py(), "verdicts": verdicts}
         totals.examples[division] = (identity, example)
+
+
+def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
+    """Return True where no mask is set."""
+    return ~np.any(list(masks), axis=0)
 
 
 def _verdict(
@@ -194,17 +191,15 @@ def print_dialects(comparison: Mapping[str, Any]) -> None:
     section(console, f"Kept of {comparison['documents']:,} documents ({comparison['bytes'] / 1e6:.1f} MB)")
     table = plain_table(("dialect", False), ("quality", True), ("repetition", True), ("both", True), ("bytes", True))
     for dialect, kept in comparison["dialects"].items():
-        rates = [kept[name]["documents"] for name in (*SETS, "both")] + [kept["both"]["bytes"]]
+        rates = [kept[name]["documents"] for name in (*SETS, "both")]
+        rates.append(kept["both"]["bytes"])
         table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
     console.print(table)
     section(console, f"The dialects disagree on {comparison['disagreeing']:,} documents")
     for example in comparison["examples"]:
         console.print(Text(example["locator"], style="bold"), soft_wrap=True)
         for dialect, verdict in example["verdicts"].items():
-            console.print(f"  {dialect:<10} {_verdict_text(verdict)}")
-
-
-def _verdict_text(verdict: Mapping[str, Any]) -> str:
-    if verdict["keep"]:
-        return "keep"
-    return f"{verdict['rule'].partition('/')[2]} {verdict['value']:.4g}"
+            text = "keep"
+            if not verdict["keep"]:
+                text = f"{verdict['rule'].partition('/')[2]} {verdict['value']:.4g}"
+            console.print(f"  {dialect:<10} {text}")

@@ -135,9 +135,11 @@ def judgements(
     """
     table = read_document_rows(inputs, shard, rows)
     histories: list[dict[str, Any]] = []
+    texts: list[str] = []
     edits: list[dict[str, Any]] = [{} for _ in rows]
     for row, document in zip(rows, table.to_pylist(), strict=True):
         text = document["text"] if "text" in document else decoded_text(inputs, shard, row)
+        texts.append(text)
         histories.append(
             {
                 "id": document["id"].hex(),
@@ -150,34 +152,33 @@ def judgements(
                 "row": row,
                 "stages": [],
                 "outcome": "kept",
-                "text": text,
             }
         )
     remaining = list(range(len(rows)))
     for stage in annotation_stages(inputs):
         ids = table["id"].take(integers(np.array(remaining, dtype=np.int64)))
-        of_stage = read_annotation_rows(inputs, shard, stage, [rows[index] for index in remaining], ids)
-        judged = dict(zip(remaining, of_stage.to_pylist(), strict=True))
-        remaining = [index for index in remaining if judged[index]["keep"] is not None]
-        for index in remaining:
-            verdict = describe_judgement(prefix + stage, recipes[stage], judged[index])
-            if judged[index].get(EDITS):
-                edits[index][stage] = judged[index][EDITS]
-                verdict["edits"] = describe_edits(inputs, stage, shard, rows[index], judged[index][EDITS])
+        annotations = read_annotation_rows(inputs, shard, stage, [rows[index] for index in remaining], ids)
+        kept = []
+        for index, judged in zip(remaining, annotations.to_pylist(), strict=True):
+            if judged["keep"] is None:
+                continue
+            verdict = describe_judgement(prefix + stage, recipes[stage], judged)
+            if judged.get(EDITS):
+                edits[index][stage] = judged[EDITS]
+                verdict["edits"] = describe_edits(inputs, stage, shard, rows[index], judged[EDITS])
             histories[index]["stages"].append(verdict)
-            if not judged[index]["keep"]:
-                histories[index]["outcome"] = f"dropped by {prefix}{stage}: {judged[index]['reason']}"
-        remaining = [index for index in remaining if judged[index]["keep"]]
+            if judged["keep"]:
+                kept.append(index)
+            else:
+                histories[index]["outcome"] = f"dropped by {prefix}{stage}: {judged['reason']}"
+        remaining = kept
         if not remaining:
             break
-    for entry, entry_edits in zip(histories, edits, strict=True):
-        text = entry.pop("text")
-        if with_text:
-            entry["text"] = (
-                marked_text(inputs, shard, entry["row"], entry_edits)
-                if entry_edits
-                else [{"text": text, "edit": None, "stage": None}]
-            )
+    if with_text:
+        for document, text, edits_by_stage in zip(histories, texts, edits, strict=True):
+            document["text"] = [{"text": text, "edit": None, "stage": None}]
+            if edits_by_stage:
+                document["text"] = marked_text(inputs, shard, document["row"], edits_by_stage)
     return histories
 
 
@@ -348,12 +349,15 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, {edits['bytes_added']:,} added"
         )
-        lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
-    values = (
-        f"{name} {short_number(value)}" for name, value in judged["values"].items() if not is_idle_rule(name, value)
-    )
-    measured = ", ".join(values)
-    return [*lines, measured] if measured else lines
+        for edit in edits["first"]:
+            lines.append(f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}")
+    measured = []
+    for name, value in judged["values"].items():
+        if not is_idle_rule(name, value):
+            measured.append(f"{name} {short_number(value)}")
+    if measured:
+        lines.append(", ".join(measured))
+    return lines
 
 
 def short_number(value: Any) -> str:
@@ -406,21 +410,21 @@ def print_history(document: Mapping[str, Any]) -> None:
 
 def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
     """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff --word-diff`)."""
-    marks = {None: ("", "", ""), "removed": ("[-", "-]", "red strike"), "added": ("{+", "+}", "green")}
     marked = Text()
     for piece in pieces:
-        before, after, style = marks[piece["edit"]]
-        marked.append(f"{before}{visible(piece['text'])}{after}", style=style)
-    edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
+        text = visible(piece["text"])
+        if piece["edit"] == "removed":
+            marked.append(f"[-{text}-]", style="red strike")
+        elif piece["edit"] == "added":
+            marked.append(f"{{+{text}+}}", style="green")
+        else:
+            marked.append(text)
+    stages = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
+    title = "the whole text, unchanged by any stage"
+    if stages:
+        title = f"the whole text; [-removed-] and {{+added+}} by {', '.join(stages)}"
     console.print()
-    console.print(
-        Text(
-            f"the whole text; [-removed-] and {{+added+}} by {', '.join(edited)}"
-            if edited
-            else "the whole text, unchanged by any stage",
-            style="dim",
-        )
-    )
+    console.print(Text(title, style="dim"))
     console.print(marked, soft_wrap=True)
 
 
@@ -462,14 +466,17 @@ def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
     rows = f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows {shorten(mix['rows'])}"
     if mix["use"] == "held out":
         return [f"held out for validation: {rows}"]
-    return [f"{rows}; read by steps {shorten(mix['steps'])}" if mix["steps"] else f"{rows}; read by no step"]
+    if not mix["steps"]:
+        return [f"{rows}; read by no step"]
+    return [f"{rows}; read by steps {shorten(mix['steps'])}"]
 
 
 def shorten_ids(ids: Sequence[str]) -> str:
     """Join the first few of many document ids."""
-    return ", ".join(ids[:SHOWN_NUMBERS]) + (
-        f" and {len(ids) - SHOWN_NUMBERS:,} more" if len(ids) > SHOWN_NUMBERS else ""
-    )
+    listing = ", ".join(ids[:SHOWN_NUMBERS])
+    if len(ids) <= SHOWN_NUMBERS:
+        return listing
+    return f"{listing} and {len(ids) - SHOWN_NUMBERS:,} more"
 
 
 def shorten(numbers: Sequence[int]) -> str:

@@ -140,18 +140,16 @@ def _remove_leftovers(folder: Path, section: Documents) -> None:
 
 def _check_counts(session: Session, corpus: Corpus, section: Documents, summary: Mapping[str, Any]) -> None:
     """Raise ConservationError unless the numbers written equal those that the last step counted as kept."""
-    summaries = [session.folder(name).manifest()["summary"] for name in corpus.inputs]
-    first, last = (summaries[place].get("counts", {}) for place in (0, -1))
+    counts = [session.folder(name).manifest()["summary"].get("counts", {}) for name in corpus.inputs]
+    first, last = counts[0], counts[-1]
     if not {"kept", "bytes_kept"} <= last.keys() or "kept" not in first:
         return
-    counted = (
-        {"documents": first["kept"] - last["kept"]}
-        if section.dropped
-        else {"documents": last["kept"], "text_bytes": last["bytes_kept"]}
-    )
-    differing = {name: number for name, number in counted.items() if summary[name] != number}
-    for name, number in differing.items():
-        raise ConservationError(
-            f"{summary[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
-            f"{number:,}; find out why with: {session.command('verify')}"
-        )
+    expected = {"documents": last["kept"], "text_bytes": last["bytes_kept"]}
+    if section.dropped:
+        expected = {"documents": first["kept"] - last["kept"]}
+    for name, number in expected.items():
+        if summary[name] != number:
+            raise ConservationError(
+                f"{summary[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
+                f"{number:,}; find out why with: {session.command('verify')}"
+            )

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.padding import Padding
@@ -102,11 +101,14 @@ def search(
         if not terms and "meaning" not in summary["by"]:
             raise SearchError(f"there is no word in {text!r}")
         words = search_words(corpus, terms, depth, most_bytes)
-        hits, summary["with_words"], summary["matching"] = words.hits, words.documents, words.matching
+        hits = words.hits
+        summary["with_words"] = words.documents
+        summary["matching"] = words.matching
         summary["by"].append("words")
     summary["documents"] = corpus.count_rows(kept=None)
     merged = merge(_rows_of(corpus, near), hits)[:limit]
-    return {**summary, "hits": _describe_hits(corpus, merged, terms)}
+    summary["hits"] = _describe_hits(corpus, merged, terms)
+    return summary
 
 
 def find_vectors(session: Session, corpus: Corpus) -> Vectors:
@@ -145,16 +147,15 @@ Place = tuple[str, int]
 
 def _rows_of(corpus: Corpus, near: Sequence[Near]) -> list[tuple[Place, float]]:
     """Return the places of documents, with their cosines."""
-    places: dict[tuple[str, bytes], Place] = {}
-    for shard in {hit.shard for hit in near}:
-        ids = read_documents(corpus.inputs, shard, ["id"])["id"]
-        ids_of_shard = pa.array(sorted({hit.id for hit in near if hit.shard == shard}), ids.type)
-        rows = np.flatnonzero(pc.is_in(ids, value_set=ids_of_shard).to_numpy(zero_copy_only=False))
-        places |= {
-            (shard, id_): (shard, row)
-            for id_, row in zip(ids.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True)
-        }
-    return [(places[hit.shard, hit.id], hit.cosine) for hit in near]
+    ids_by_shard: dict[str, set[bytes]] = {}
+    for hit in near:
+        ids_by_shard.setdefault(hit.shard, set()).add(hit.id)
+    rows: dict[tuple[str, bytes], int] = {}
+    for shard, ids in ids_by_shard.items():
+        column = read_documents(corpus.inputs, shard, ["id"])["id"]
+        for row in pc.indices_nonzero(pc.is_in(column, value_set=pa.array(sorted(ids), column.type))).to_pylist():
+            rows[shard, column[row].as_py()] = row
+    return [((hit.shard, rows[hit.shard, hit.id]), hit.cosine) for hit in near]
 
 
 @dataclass(frozen=True)
@@ -170,38 +171,42 @@ class Merged:
 def merge(near: Sequence[tuple[Place, float]], hits: Sequence[WordHit]) -> list[Merged]:
     """Merge both lists by the sum of 1 / (FUSION + rank); ties are broken by place."""
     by_meaning = {place: (rank, cosine) for rank, (place, cosine) in enumerate(near, 1)}
-    by_words = {(entry.shard, entry.row): (rank, entry.bm25) for rank, entry in enumerate(hits, 1)}
-
-    def merged(place: Place) -> Merged:
-        ranks = [entry for entry in (by_meaning.get(place), by_words.get(place)) if entry is not None]
-        return Merged(place, sum(1 / (FUSION + rank) for rank, _ in ranks), by_meaning.get(place), by_words.get(place))
-
-    return sorted(map(merged, {**by_meaning, **by_words}), key=lambda entry: (-entry.score, entry.place))
+    by_words = {(hit.shard, hit.row): (rank, hit.bm25) for rank, hit in enumerate(hits, 1)}
+    merged = []
+    for place in {**by_meaning, **by_words}:
+        meaning = by_meaning.get(place)
+        words = by_words.get(place)
+        score = sum(1 / (FUSION + ranked[0]) for ranked in (meaning, words) if ranked is not None)
+        merged.append(Merged(place, score, meaning, words))
+    return sorted(merged, key=lambda entry: (-entry.score, entry.place))
 
 
 def _describe_hits(corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]) -> list[dict[str, Any]]:
     """Describe hits, in order."""
+    rows_by_shard: dict[str, list[int]] = {}
+    for shard, row in sorted(entry.place for entry in merged):
+        rows_by_shard.setdefault(shard, []).append(row)
     documents: dict[Place, dict[str, Any]] = {}
-    for shard in {entry.place[0] for entry in merged}:
-        rows = sorted(entry.place[1] for entry in merged if entry.place[0] == shard)
+    for shard, rows in rows_by_shard.items():
         columns = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
         texts = read_document_rows(corpus.inputs, shard, rows, ["text"])["text"].to_pylist()
-        documents |= {
-            (shard, row): {**entry, "characters": len(text), "snippet": snippet(text, terms)}
-            for row, entry, text in zip(rows, columns, texts, strict=True)
-        }
-    return [
-        {
-            **{name: documents[entry.place][name] for name in ("id", "source", "locator", "url")},
-            "score": round(entry.score, 6),
-            "meaning": _ranked(entry.meaning, "cosine"),
-            "words": _ranked(entry.words, "bm25"),
-            **{
-                name: documents[entry.place][name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")
-            },
-        }
-        for entry in merged
-    ]
+        for row, document, text in zip(rows, columns, texts, strict=True):
+            document["characters"] = len(text)
+            document["snippet"] = snippet(text, terms)
+            documents[shard, row] = document
+    hits = []
+    for entry in merged:
+        document = documents[entry.place]
+        hits.append(
+            {
+                **{name: document[name] for name in ("id", "source", "locator", "url")},
+                "score": round(entry.score, 6),
+                "meaning": _ranked(entry.meaning, "cosine"),
+                "words": _ranked(entry.words, "bm25"),
+                **{name: document[name] for name in ("kept", "dropped_by", "reason", "characters", "snippet")},
+            }
+        )
+    return hits
 
 
 def _ranked(ranked: tuple[int, float] | None, name: str) -> dict[str, Any] | None:
@@ -242,7 +247,9 @@ def print_hits(results: Mapping[str, Any]) -> None:
 
 def described(results: Mapping[str, Any]) -> str:
     """Describe the extent of the search in a sentence."""
-    parts = [f"{results['with_vectors']:,} by meaning"] if results["with_vectors"] is not None else []
+    parts = []
+    if results["with_vectors"] is not None:
+        parts.append(f"{results['with_vectors']:,} by meaning")
     if results["with_words"] is not None:
         parts.append(f"{results['with_words']:,} by words, of which {results['matching']:,} match")
     return f"{len(results['hits'])} of {results['documents']:,} documents; searched {'; '.join(parts)}"
@@ -258,6 +265,9 @@ def verdict(hit: Mapping[str, Any]) -> str:
 def ranks(hit: Mapping[str, Any]) -> list[str]:
     """Return a document's score and rank in each list."""
     meaning, words = hit["meaning"], hit["words"]
-    return ([f"cosine {meaning['cosine']:.3f} (number {meaning['rank']} by meaning)"] if meaning else []) + (
-        [f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)"] if words else []
-    )
+    texts = []
+    if meaning:
+        texts.append(f"cosine {meaning['cosine']:.3f} (number {meaning['rank']} by meaning)")
+    if words:
+        texts.append(f"BM25 {words['bm25']:.2f} (number {words['rank']} by words)")
+    return texts

@@ -7,6 +7,7 @@ same for OLMo: maximal passages, longest first.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +68,10 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
     covered = np.zeros(len(text), bool)
     for span in spans:
         covered[span.begin : span.end] = True
-    spans.sort(key=lambda span: (-span.tokens, span.begin))
-    longest = spans[:MOST_SPANS]
-    first_of_spans = [first_places(span.places) for span in longest]
-    descriptions = _describe_places(
-        session, packed, inputs, sorted({place for places in first_of_spans for place in places})
-    )
+    longest = sorted(spans, key=lambda span: (-span.tokens, span.begin))[:MOST_SPANS]
+    places_of_spans = [first_places(span.places) for span in longest]
+    places = sorted(set(itertools.chain.from_iterable(places_of_spans)))
+    descriptions = _describe_places(session, packed, inputs, places)
     return {
         "characters": len(text),
         "covered": int(covered.sum()),
@@ -85,9 +84,9 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
                 "tokens": span.tokens,
                 "text": text[span.begin : span.end],
                 "count": len(span.places),
-                "places": [descriptions[place] for place in places],
+                "places": [descriptions[place] for place in span_places],
             }
-            for span, places in zip(longest, first_of_spans, strict=True)
+            for span, span_places in zip(longest, places_of_spans, strict=True)
         ],
     }
 
@@ -95,17 +94,21 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
 def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
     """Return the passages of all variants of a text in order, without those contained in another."""
     spans: dict[tuple[int, int], Span] = {}
-    leading_spaces = {blank + variant: len(blank) for variant in (text, text.rstrip()) for blank in ("", " ")}
-    for encoded_text, shift in leading_spaces.items():
-        encoding = tokenizer.encode(encoded_text, add_special_tokens=False)
-        offsets = np.maximum(np.array(encoding.offsets, np.int64).reshape(-1, 2) - shift, 0)
+    # Variant of the text -> its added leading spaces.
+    variants = {text: 0, f" {text}": 1, text.rstrip(): 0, f" {text.rstrip()}": 1}
+    for variant, num_added in variants.items():
+        encoding = tokenizer.encode(variant, add_special_tokens=False)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        offsets = np.maximum(offsets - num_added, 0)
         for passage in index.passages(np.array(encoding.ids, np.int64)):
-            begin, end = int(offsets[passage.begin, 0]), int(offsets[passage.begin + passage.tokens - 1, 1])
-            previous = spans.get((begin, end))
-            places = passage.places if previous is None else np.union1d(previous.places, passage.places)
-            spans[begin, end] = Span(
-                begin, end, max(passage.tokens, 0 if previous is None else previous.tokens), places
-            )
+            begin = int(offsets[passage.begin, 0])
+            end = int(offsets[passage.begin + passage.tokens - 1, 1])
+            tokens, places = passage.tokens, passage.places
+            if (begin, end) in spans:
+                previous = spans[begin, end]
+                tokens = max(tokens, previous.tokens)
+                places = np.union1d(previous.places, places)
+            spans[begin, end] = Span(begin, end, tokens, places)
     maximal = list[Span]()
     for span in sorted(spans.values(), key=lambda span: (span.begin, -span.end)):
         if not maximal or span.end > maximal[-1].end:

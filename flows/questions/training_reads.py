@@ -165,29 +165,28 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
     """
     if stage not in session.plan:
         raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
-    node, folder = session.plan[stage], session.folder(stage)
-    kind = node.stage
-    if kind.trained is None:
+    node = session.plan[stage]
+    folder = session.folder(stage)
+    if node.stage.trained is None:
         traced = [name for name, other in STAGES.items() if other.trained is not None]
         raise TraceError(f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can")
-    section = kind.trained.model_validate(node.config)
-    if kind.rows == "documents":
+    section = node.stage.trained.model_validate(node.config)
+    if node.stage.rows == "documents":
         inputs = committed_inputs(session, session.plan)
         if MIX not in inputs:
             raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
         return _pre_training(stage, folder, section, inputs[MIX])
-    ids = PROMPT_IDS if kind.rows == "prompts" else EXAMPLE_IDS
-    if not (folder.data / ids).exists():
+    ids = folder.data / (PROMPT_IDS if node.stage.rows == "prompts" else EXAMPLE_IDS)
+    if not ids.exists():
         raise TraceError(
-            f"the examples that {stage} reads are known once it has started; run: {session.command('run', '--until', stage)}"
+            f"the examples that {stage} reads are known once it has started; run: "
+            f"{session.command('run', '--until', stage)}"
         )
-    examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
+    examples = tuple(tuple(line.split()) for line in ids.read_text().splitlines())
     if isinstance(section, Rl):
-        order = (
-            Order([len(examples)], section.key_seed)
-            if section.curriculum is None
-            else (_kept_order(folder, section, examples))
-        )
+        order: Order | KeptOrder = Order([len(examples)], section.key_seed)
+        if section.curriculum is not None:
+            order = _kept_order(folder, section, examples)
         section = section.in_steps(len(examples))
         return Reading(stage, folder, section, prompt_plan_of(section), order, examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)

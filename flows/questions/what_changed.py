@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,49 +57,46 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
         session: the opened manifest.
         force: stages to rebuild even if they are committed.
     """
-    rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
+    rows = []
+    warnings = context_warnings(session.manifest, trained_context(session.manifest))
     cut_offs = possible_cut_offs(session)
     for row in stage_states(session):
-        action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
+        stage = row["stage"]
+        action = ACTIONS[row["state"]]
+        reason = row.get("details") or row.get("owner", "")
         if row["state"] == "missing":
-            reason = why_missing(session, row["stage"])
-            if after := cut_offs.get(row["stage"]):
-                reason = f"{reason}; may be cut off after {after}"
-                row["cut_off_after"] = after
-            row |= continuable(session, row["stage"])
-        elif row["state"] == "committed" and row["stage"] not in force:
-            reason = made_otherwise(session, row["stage"])
-        elif row["state"] == "committed" and row["stage"] in force:
+            reason = why_missing(session, stage)
+            if stage in cut_offs:
+                reason = f"{reason}; may be cut off after {cut_offs[stage]}"
+                row["cut_off_after"] = cut_offs[stage]
+            row |= continuable(session, stage)
+        elif row["state"] == "committed" and stage in force:
             action, reason = "make", "forced"
-        if action != "reuse" and row["stage"] in warnings:
-            row["warning"] = warnings[row["stage"]]
-        derived = derived_keys(session.manifest) if row["stage"] == PRETRAIN else None
-        rows.append(
-            {
-                **row,
-                "action": action,
-                "reason": reason,
-                **_user_code_of(session.plan[row["stage"]]),
-                **({} if derived is None else {"derived": derived}),
-            }
-        )
+        elif row["state"] == "committed":
+            reason = made_otherwise(session, stage)
+        if action != "reuse" and stage in warnings:
+            row["warning"] = warnings[stage]
+        row["action"] = action
+        row["reason"] = reason
+        code = list(dict.fromkeys(function.describe() for function in code_in(session.plan[stage].config)))
+        if code:
+            row["code"] = code
+        derived = derived_keys(session.manifest) if stage == PRETRAIN else None
+        if derived is not None:
+            row["derived"] = derived
+        rows.append(row)
     return rows
-
-
-def _user_code_of(node: Node) -> dict[str, list[str]]:
-    """Return the user code that a stage runs, if any."""
-    descriptions = list(dict.fromkeys(code.describe() for code in code_in(node.config)))
-    return {"code": descriptions} if descriptions else {}
 
 
 def trained_context(manifest: Manifest) -> int:
     """Return the longest context that the initial model will have been trained on, in tokens."""
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
-    model_path = (
-        manifest.model.path
-        if manifest.model is not None
-        else (None if manifest.pretrain is None else manifest.pretrain.model.init_from)
-    )
+    if manifest.model is not None:
+        model_path = manifest.model.path
+    elif manifest.pretrain is not None:
+        model_path = manifest.pretrain.model.init_from
+    else:
+        model_path = None
     if model_path is None:
         return length
     config = read_json(as_path(model_path) / "config.json")
@@ -115,8 +112,13 @@ def why_missing(session: Session, stage: str) -> str:
     nearest = nearest_output(session, session.plan[stage])
     if nearest is None:
         return "never made"
-    changes = differences(nearest, session.plan[stage])
-    parts = [f"{kind} changed: {_shortened(sentences)}" for kind, sentences in changes.items() if sentences]
+    parts = []
+    for kind, sentences in differences(nearest, session.plan[stage]).items():
+        if sentences:
+            shown = ", ".join(sentences[:MOST_CHANGES])
+            num_hidden = len(sentences) - MOST_CHANGES
+            more = f" and {num_hidden} more" if num_hidden > 0 else ""
+            parts.append(f"{kind} changed: {shown}{more}")
     return "; ".join(parts) or "what comes before it changes"
 
 
@@ -192,10 +194,12 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
 
 def made_otherwise(session: Session, stage: str) -> str:
     """Describe settings or the version of an output that differ from the plan: `made with micro_batch_size 16`."""
+    config = session.plan[stage].config
+    settings = session.folder(stage).manifest().get("how", {})
+    changes = [f"{key} {json.dumps(value)}" for key, value in settings.items() if config.get(key) != value]
     version = session.plan[stage].kept_version
-    used, config = session.folder(stage).manifest().get("how", {}), session.plan[stage].config
-    changes = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
-    changes += [] if version is None else [f"version {version} of the stage and kept"]
+    if version is not None:
+        changes.append(f"version {version} of the stage and kept")
     return f"made with {', '.join(changes)}" if changes else ""
 
 
@@ -259,34 +263,27 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, An
 
 def describe_change(key: str, old: Any, new: Any) -> str:
     """Format a change as `steps 400 -> 40`; long values are left out."""
-    if old is ABSENT or new is ABSENT:
-        value = new if old is ABSENT else old
-        text_of_value = json.dumps(value, ensure_ascii=False)
-        text = f"{key} {'added' if old is ABSENT else 'removed'}"
-        return (
-            f"{text}: {text_of_value}"
-            if not isinstance(value, Mapping | list) and len(text_of_value) < LONGEST_VALUE
-            else text
-        )
-    short = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
-    return f"{key} {short[0]} -> {short[1]}" if max(map(len, short)) < LONGEST_VALUE else key
+    if old is not ABSENT and new is not ABSENT:
+        before = json.dumps(old, ensure_ascii=False)
+        after = json.dumps(new, ensure_ascii=False)
+        return f"{key} {before} -> {after}" if max(len(before), len(after)) < LONGEST_VALUE else key
+    value = new if old is ABSENT else old
+    text = f"{key} {'added' if old is ABSENT else 'removed'}"
+    value_text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping | list) or len(value_text) >= LONGEST_VALUE:
+        return text
+    return f"{text}: {value_text}"
 
 
 def _changed_files(old: Any, new: Any) -> str:
     """Summarize the difference of two listings: `2 new, 1 gone, 3 changed`."""
-    stamps = [
+    before, after = (
         {file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
         for files in (old, new)
-    ]
-    before, after = stamps
+    )
     counts = {
         "new": len(after.keys() - before.keys()),
         "gone": len(before.keys() - after.keys()),
         "changed": sum(before[path] != after[path] for path in before.keys() & after.keys()),
     }
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "in another order"
-
-
-def _shortened(changes: Sequence[str]) -> str:
-    num_hidden = len(changes) - MOST_CHANGES
-    return ", ".join(changes[:MOST_CHANGES]) + (f" and {num_hidden} more" if num_hidden > 0 else "")

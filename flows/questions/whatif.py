@@ -7,6 +7,7 @@ it is counted as `unseen`, since they might drop it. Duplicates are not searched
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +59,8 @@ class Comparison:
     def changed(self) -> list[Rule]:
         """Rules whose bounds differ."""
         old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
-        return [
-            rule
-            for rules in self.after.values()
-            for rule in rules
-            if rule.key not in old or old[rule.key] != rule.bound
-        ]
+        rules = itertools.chain.from_iterable(self.after.values())
+        return [rule for rule in rules if rule.key not in old or old[rule.key] != rule.bound]
 
 
 @dataclass
@@ -82,24 +79,25 @@ def compare(before: Session, after: Session) -> Comparison:
         NotReplayableError: nothing is committed yet, nothing differs, or a key other than a threshold differs.
     """
     differing = _differing_keys(before, after)
-    if examples := sorted(key for key in differing if key.split(".")[1:2] == ["prepare"]):
+    example_keys = sorted(key for key in differing if key.split(".")[1:2] == ["prepare"])
+    if example_keys:
+        section = example_keys[0].partition(".")[0]
         prepared = next(
-            name
-            for name, node in after.plan.items()
-            if node.stage.of_examples and node.recipe["kind"] == examples[0].partition(".")[0]
+            name for name, node in after.plan.items() if node.stage.of_examples and node.recipe["kind"] == section
         )
         raise NotReplayableError(
-            f"{examples[0]} concerns examples, but whatif replays documents only; run it: "
+            f"{example_keys[0]} concerns examples, but whatif replays documents only; run it: "
             f"{after.command('run', '--until', prepared)}, then see the outcome of every example with "
             "gristmill report or gristmill explain"
         )
     inputs = _measured_inputs(before)
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
-    unreplayable = sorted(differing - _keys(old_rules) - _keys(new_rules))
-    if unreplayable:
+    for rules in (*old_rules.values(), *new_rules.values()):
+        differing -= {rule.key for rule in rules}
+    if differing:
         raise NotReplayableError(
-            f"{unreplayable[0]} changes a measurement, or a stage after preparation, which stored values cannot replay; "
+            f"{min(differing)} changes a measurement, or a stage after preparation, which stored values cannot replay; "
             f"run it: {after.command('run')}"
         )
     comparison = Comparison(inputs, old_rules, new_rules)
@@ -202,17 +200,21 @@ def _replayable(
     return rules
 
 
-def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
-    return {rule.key for group in rules.values() for rule in group}
-
-
 def _differing_keys(before: Session, after: Session) -> set[str]:
+    """Return the differing keys as rules name them: `prepare[0].filter.rules.x` is `filter.rules.x`."""
     old, new = (
         dict(_flatten(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
         for session in (before, after)
     )
-    names = list(after.manifest.steps)
-    return {_key(place, names) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
+    steps = list(after.manifest.steps)
+    keys = set()
+    for path in old.keys() | new.keys():
+        if old.get(path) == new.get(path):
+            continue
+        if path[0] == "prepare" and len(path) > 2 and path[1] < len(steps):
+            path = (steps[path[1]], *path[3:])
+        keys.add(".".join(map(str, path)))
+    return keys
 
 
 def _flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -224,13 +226,6 @@ def _flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
             yield from _flatten(inner, (*path, index))
     else:
         yield path, value
-
-
-def _key(place: tuple[Any, ...], steps: Sequence[str]) -> str:
-    """Return a place in the manifest as rules name it: `prepare[0].filter.rules.x` is `filter.rules.x`."""
-    if place[0] == "prepare" and len(place) > 2 and place[1] < len(steps):
-        place = (steps[place[1]], *place[3:])
-    return ".".join(map(str, place))
 
 
 def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[str, Any]:
@@ -249,17 +244,34 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
     changed = {rule.label: rule for rule in comparison.changed}
     for shard in shard_names(comparison.inputs[INGEST]):
         _replay_shard(comparison, shard, changed, samples, tokens, totals)
-    per_byte = _tokens_per_byte(totals.now) if tokens is not None else {}
+    # Texts that were not tokenised are estimated by the tokens per byte of their source.
+    per_byte = {}
+    if tokens is not None:
+        for source, size in totals.now.items():
+            size.pop("estimated_bytes", None)
+            per_byte[source] = size["tokens"] / max(size["bytes"], 1)
     for sizes in (totals.then, totals.unseen):
         for source, size in sizes.items():
             size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(source, 0.0)
     shown = show(comparison.inputs, totals.samples)
+    old_bounds = {rule.key: rule.bound for rules in comparison.before.values() for rule in rules}
+    cuts = [
+        {
+            "rule": rule.label,
+            "key": rule.key,
+            "statistic": rule.statistic,
+            "now": old_bounds.get(rule.key),
+            "then": rule.bound,
+            **shown.get(rule.label, {}),
+        }
+        for rule in changed.values()
+    ]
     return {
         "now": totals.now,
         "then": totals.then,
         "unseen": totals.unseen,
         "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
-        "cuts": [_describe_cut(comparison, rule, shown.get(rule.label, {})) for rule in changed.values()],
+        "cuts": cuts,
         "tokens_known": tokens is not None,
     }
 
@@ -326,24 +338,6 @@ def _add_sizes(
             total["estimated_bytes"] += int(sizes[of_source & ~tokenised].sum())
 
 
-def _tokens_per_byte(now: Sizes) -> dict[str, float]:
-    for size in now.values():
-        size.pop("estimated_bytes", None)
-    return {source: size["tokens"] / max(size["bytes"], 1) for source, size in now.items()}
-
-
-def _describe_cut(comparison: Comparison, rule: Rule, shown: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    old = {earlier.key: earlier.bound for rules in comparison.before.values() for earlier in rules}
-    return {
-        "rule": rule.label,
-        "key": rule.key,
-        "statistic": rule.statistic,
-        "now": old.get(rule.key),
-        "then": rule.bound,
-        **shown,
-    }
-
-
 LEAST_EXCERPT = 12
 """Minimum number of characters of an excerpt worth printing."""
 
@@ -355,13 +349,14 @@ def print_replay(result: Mapping[str, Any]) -> None:
     _print_rules(console, result)
     for cut in result["cuts"]:
         console.print()
-        console.print(Text.assemble((cut["key"], "bold"), f"  {_bound_text(cut['now'])} -> {_bound_text(cut['then'])}"))
-        for side, title in (
-            ("failing", "would be dropped, nearest to the cut first"),
-            ("passing", "would pass, nearest to the cut first"),
+        bounds = f"{_bound_text(cut['now'])} -> {_bound_text(cut['then'])}"
+        console.print(Text.assemble((cut["key"], "bold"), f"  {bounds}"))
+        for side, title, color in (
+            ("failing", "would be dropped, nearest to the cut first", "red"),
+            ("passing", "would pass, nearest to the cut first", "green"),
         ):
             if cut.get(side):
-                console.print(Text(title, style="red" if side == "failing" else "green"))
+                console.print(Text(title, style=color))
             for sample in cut.get(side, []):
                 _print_sample(console, sample)
 
@@ -373,17 +368,19 @@ def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
     table.add_column("threshold", overflow="fold")
     for name in ("fail", "only it", "looser", "stricter"):
         table.add_column(name, justify="right", no_wrap=True)
-    touching = [entry for entry in counts if entry["failing"] or (entry["stricter"] or {}).get("failing")]
-    for entry in sorted(touching, key=lambda entry: -entry["failing"]):
-        sides = (
-            "" if entry[side] is None else f"{entry[side]['bound']:g}: {entry[side]['failing']:,}"
-            for side in ("looser", "stricter")
-        )
+    idle = []
+    for entry in sorted(counts, key=lambda entry: -entry["failing"]):
+        if not entry["failing"] and not (entry["stricter"] or {}).get("failing"):
+            idle.append(entry["key"])
+            continue
+        neighbours = [entry["looser"], entry["stricter"]]
         table.add_row(
-            f"{entry['key']}={_bound_text(entry['bound'])}", f"{entry['failing']:,}", f"{entry['only']:,}", *sides
+            f"{entry['key']}={_bound_text(entry['bound'])}",
+            f"{entry['failing']:,}",
+            f"{entry['only']:,}",
+            *("" if side is None else f"{side['bound']:g}: {side['failing']:,}" for side in neighbours),
         )
     console.print(table)
-    idle = [entry["key"] for entry in counts if entry not in touching]
     if idle:
         more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
@@ -415,18 +412,24 @@ def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
 
 
 def _print_sizes(console: Console, result: Mapping[str, Any]) -> None:
+    before, after = result["now"], result["then"]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("kept", no_wrap=True)
     for name in ("now", "then", "change"):
         table.add_column(name, justify="right", no_wrap=True)
-    units = ["documents", "bytes", *(["tokens"] if result["tokens_known"] else [])]
+    units = ["documents", "bytes"]
+    if result["tokens_known"]:
+        units.append("tokens")
     for unit in units:
-        now, then = (sum(size[unit] for size in result[side].values()) for side in ("now", "then"))
+        now = sum(size[unit] for size in before.values())
+        then = sum(size[unit] for size in after.values())
         change = f"{then - now:+,.0f} ({(then - now) / max(now, 1):+.2%})"
         table.add_row(unit, f"{now:,.0f}", f"{then:,.0f}", change)
-    for source in sorted({*result["now"], *result["then"]}) if len(result["now"]) > 1 else ():
-        now, then = (result[side].get(source, {"documents": 0})["documents"] for side in ("now", "then"))
-        table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
+    if len(before) > 1:
+        for source in sorted({*before, *after}):
+            now = before[source]["documents"] if source in before else 0
+            then = after[source]["documents"] if source in after else 0
+            table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
     console.print(table)
     unseen = sum(size["documents"] for size in result["unseen"].values())
     if unseen:
@@ -440,26 +443,30 @@ def _print_sizes(console: Console, result: Mapping[str, Any]) -> None:
 
 def _print_rules(console: Console, result: Mapping[str, Any]) -> None:
     """Print the rules of changed stages: number of documents that fail each, and that fail no other."""
-    rules = result["rules"]
-    touched = {cut["rule"].partition("/")[0] for cut in result["cuts"]}
-    changed_rules = [
-        name
-        for name, sides in rules.items()
-        if sides["now"] != sides["then"] or (name.partition("/")[0] in touched and sides["then"]["failing"])
-    ]
+    changed_stages = {cut["rule"].partition("/")[0] for cut in result["cuts"]}
+    rows = []
+    for name, sides in result["rules"].items():
+        now, then = sides["now"], sides["then"]
+        if now != then or (name.partition("/")[0] in changed_stages and then["failing"]):
+            counts = (now["failing"], then["failing"], now["only"], then["only"])
+            rows.append((-then["failing"], name, counts))
+    if not rows:
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rule", overflow="fold")
     for name in ("fail", "then", "only it", "then"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in sorted(changed_rules, key=lambda name: (-rules[name]["then"]["failing"], name)):
-        counts = (rules[name][side][key] for key in ("failing", "only") for side in ("now", "then"))
+    for _, name, counts in sorted(rows):
         table.add_row(short_name(name), *(f"{count:,}" for count in counts))
-    if changed_rules:
-        console.print()
-        console.print(table)
+    console.print()
+    console.print(table)
 
 
 def _bound_text(bound: Any) -> str:
+    if bound is None:
+        return "none"
     if isinstance(bound, Mapping):
         return ", ".join(f"{name} {value:g}" for name, value in bound.items())
-    return "none" if bound is None else ", ".join(bound) if isinstance(bound, list | tuple) else f"{bound:g}"
+    if isinstance(bound, list | tuple):
+        return ", ".join(bound)
+    return f"{bound:g}"
