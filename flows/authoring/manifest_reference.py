@@ -138,15 +138,15 @@ def _table(model: type[BaseModel], fields: Mapping[str, FieldInfo], location: st
     lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     for name, field in fields.items():
         meaning = _meaning(field, docstrings(model).get(name))
-        cells = (_key(name, field, location), _kind(field.annotation), _default(field), meaning)
+        has_page = location in ("", f"{STEPS}[]") and any(_models(field.annotation))
+        cells = (
+            f"[`{name}`]({page_of(f'{location}.{name}'.strip('.'))})" if has_page else f"`{name}`",
+            _kind(field.annotation),
+            _default(field),
+            meaning,
+        )
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     return [*lines, ""]
-
-
-def _key(name: str, field: FieldInfo, location: str) -> str:
-    """Format a key; sections of the manifest and steps link to their pages."""
-    has_page = location in ("", f"{STEPS}[]") and any(_models(field.annotation))
-    return f"[`{name}`]({page_of(f'{location}.{name}'.strip('.'))})" if has_page else f"`{name}`"
 
 
 def _keys(model: type[BaseModel]) -> set[str]:

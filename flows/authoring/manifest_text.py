@@ -54,10 +54,6 @@ def _set_key(text: str, key: Key, value: Any) -> str:
         if child is None:
             return _insert(text, node, key[depth:], value, at_end=depth == 0)
         node = child
-    return _replace(text, node, value)
-
-
-def _replace(text: str, node: yaml.Node, value: Any) -> str:
     begin, end = node.start_mark.index, node.end_mark.index
     # A block ends where the next key begins; the space between them is not part of the value.
     old = text[begin:end]

@@ -183,7 +183,11 @@ class Cost:
 
 def costs_of(extent: Extent) -> list[Cost]:
     """Return the cost of each step in order; `dedup` is included if documents have keys."""
-    costs = [_ingest(extent), *([_dedup(extent)] if extent.keys else []), _tokenize(extent), _mix(extent)]
+    costs = [_cost_by_shards("ingest", extent, files_per_shard=2)]
+    if extent.keys:
+        costs.append(_dedup(extent))
+    costs.append(_cost_by_shards("tokenize", extent, files_per_shard=4))
+    costs.append(_mix(extent))
     return costs
 
 
@@ -202,47 +206,34 @@ def _shard_memory(rates: Rates, extent: Extent) -> float:
     return rates.memory * (1 + processes) + min(extent.workers, extent.shards) * shard + RECORD_BYTES * extent.shards
 
 
-def _ingest(extent: Extent) -> Cost:
-    rates = RATES["ingest"]
-    return Cost(
-        "ingest",
-        _seconds(rates, extent),
-        _shard_memory(rates, extent),
-        0,
-        _linear(rates.out, extent),
-        2 * extent.shards,
-        1,
-    )
-
-
 def _dedup(extent: Extent) -> Cost:
-    rates, key_bytes = RATES["dedup"], extent.documents * extent.keys * BYTES_PER_KEY
+    rates = RATES["dedup"]
+    key_bytes = extent.documents * extent.keys * BYTES_PER_KEY
     partitions = count_partitions(int(key_bytes))
     sorting = extent.workers * rates.sorting * key_bytes / partitions
-    memory = _shard_memory(rates, extent) + sorting
-    opened = extent.senders * partitions * OPEN_SECONDS
-    work = _linear(rates.work, extent) + BATCH_BYTES * extent.senders * partitions
+    pieces = extent.senders * partitions
     return Cost(
         "dedup",
-        _seconds(rates, extent) + opened,
-        memory,
-        work,
-        _linear(rates.out, extent),
-        6 * extent.shards + 7 * partitions,
-        partitions,
+        core_seconds=_seconds(rates, extent) + pieces * OPEN_SECONDS,
+        memory_bytes=_shard_memory(rates, extent) + sorting,
+        work_bytes=_linear(rates.work, extent) + BATCH_BYTES * pieces,
+        out_bytes=_linear(rates.out, extent),
+        files=6 * extent.shards + 7 * partitions,
+        partitions=partitions,
     )
 
 
-def _tokenize(extent: Extent) -> Cost:
-    rates = RATES["tokenize"]
+def _cost_by_shards(step: str, extent: Extent, files_per_shard: int) -> Cost:
+    """Return the cost of a step that maps document shards and sorts nothing."""
+    rates = RATES[step]
     return Cost(
-        "tokenize",
-        _seconds(rates, extent),
-        _shard_memory(rates, extent),
-        0,
-        _linear(rates.out, extent),
-        4 * extent.shards,
-        1,
+        step,
+        core_seconds=_seconds(rates, extent),
+        memory_bytes=_shard_memory(rates, extent),
+        work_bytes=0,
+        out_bytes=_linear(rates.out, extent),
+        files=files_per_shard * extent.shards,
+        partitions=1,
     )
 
 
@@ -359,15 +350,27 @@ def proposal_of(extent: Extent) -> Proposal:
     cluster are sent their rows instead, so only the number of shards is bounded.
     """
     on_one_host = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
-    reasons = _exceeded_limits(on_one_host)
+    reasons = []
+    if on_one_host.shard_bytes > LARGEST_SHARD:
+        reasons.append(f"shards of {sized(on_one_host.shard_bytes)}, above the maximum of {sized(LARGEST_SHARD)}")
+    if on_one_host.memory_bytes > HOST.memory_bytes:
+        reasons.append(f"{sized(on_one_host.memory_bytes)} of memory")
+    if on_one_host.disk_bytes > HOST.disk_bytes:
+        reasons.append(f"{sized(on_one_host.disk_bytes)} of disk")
+    if on_one_host.days > MOST_DAYS:
+        reasons.append(f"{on_one_host.days:,.0f} days")
     if not reasons:
         return on_one_host
     runs = ceil(extent.text_bytes / (MOST_SHARDS * LARGEST_SHARD))
     part = replace(extent, documents=extent.documents / runs, sends=True)
     spread_extent = _with_shards(part, MOST_SHARDS)
     on_one_large_host = _on_hosts(spread_extent, 1)
-    hosts = max(2, ceil(on_one_large_host.disk_bytes / HOST.disk_bytes), ceil(on_one_large_host.days / MOST_DAYS))
-    return replace(_on_hosts(spread_extent, hosts), runs=runs, reasons=reasons)
+    hosts = max(
+        2,
+        ceil(on_one_large_host.disk_bytes / HOST.disk_bytes),
+        ceil(on_one_large_host.days / MOST_DAYS),
+    )
+    return replace(_on_hosts(spread_extent, hosts), runs=runs, reasons=tuple(reasons))
 
 
 def _with_shards(extent: Extent, max_shards: int) -> Extent:
@@ -393,19 +396,6 @@ def _on_hosts(extent: Extent, hosts: int) -> Proposal:
         _most_disk(costs) / hosts,
         hours / extent.workers / hosts / 24,
     )
-
-
-def _exceeded_limits(proposal: Proposal) -> tuple[str, ...]:
-    reasons = []
-    if proposal.shard_bytes > LARGEST_SHARD:
-        reasons.append(f"shards of {sized(proposal.shard_bytes)}, above the maximum of {sized(LARGEST_SHARD)}")
-    if proposal.memory_bytes > HOST.memory_bytes:
-        reasons.append(f"{sized(proposal.memory_bytes)} of memory")
-    if proposal.disk_bytes > HOST.disk_bytes:
-        reasons.append(f"{sized(proposal.disk_bytes)} of disk")
-    if proposal.days > MOST_DAYS:
-        reasons.append(f"{proposal.days:,.0f} days")
-    return tuple(reasons)
 
 
 def _most_memory(costs: Sequence[Cost]) -> float:

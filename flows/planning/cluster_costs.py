@@ -141,7 +141,8 @@ def loads_of(extent: Extent, engine: Engine, workers: int, prices: Prices) -> li
 def _load_of(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: Prices, read_bytes: float) -> Load:
     partitions = max(cost.partitions, cost.row_shards)  # equal numbers in the benchmark
     writes, reads = (asked(law, extent.shards, partitions) for law in REQUESTS[engine.shuffle][cost.step])
-    shuffled = _shuffled(cost.step, extent)
+    per_document, per_key, per_byte = SHUFFLED[cost.step]
+    shuffled = extent.documents * (per_document + per_key * extent.keys + per_byte * extent.document_bytes)
     moved = read_bytes + WORK_MOVES * cost.work_bytes + shuffled + cost.out_bytes
     waiting = (writes + reads) * REQUEST_SECONDS
     seconds = cost.core_seconds + waiting + moved / STORE_BYTES
@@ -158,11 +159,6 @@ def _load_of(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: P
         seconds / min(workers, tasks),
         waiting / seconds,
     )
-
-
-def _shuffled(step: str, extent: Extent) -> float:
-    per_document, per_key, per_byte = SHUFFLED[step]
-    return extent.documents * (per_document + per_key * extent.keys + per_byte * extent.document_bytes)
 
 
 def terms(shards: int, partitions: int) -> tuple[float, float, float, float, float]:

@@ -37,10 +37,14 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
     section = manifest.pretrain
     if section is None or manifest.mix is None or (section.size is None and section.depth is None):
         return None
-    ratio, length = section.tokens_per_parameter or TOKENS_PER_PARAMETER, manifest.mix.sequence_length
-    model, rate, batch = section.model, section.optimizer.learning_rate, section.global_batch_size
+    ratio = section.tokens_per_parameter or TOKENS_PER_PARAMETER
+    length = manifest.mix.sequence_length
+    model = section.model
+    batch = section.global_batch_size
+    rate = section.optimizer.learning_rate
     plain = model_of(section.depth or depth_of(str(section.size)), {})
-    of_shape, of_batch = dial(model, ratio, length), dial(model, ratio, length, batch, rate)
+    of_shape = dial(model, ratio, length)
+    of_batch = dial(model, ratio, length, batch, rate)
     keys = [
         Derived("model.layers", model.layers, plain.layers),
         Derived("model.width", model.width, plain.width),
@@ -67,12 +71,14 @@ def _value_text(value: float | str) -> str:
 
 def in_a_sentence(settings: dict[str, Any]) -> str:
     """Describe the derived settings in a sentence, with the rule's value for each key that the manifest sets."""
-    keys = ", ".join(
-        f"{key} {_value_text(entry['value'])}"
-        + ("" if entry["value"] == entry["rule"] else f" (rule: {_value_text(entry['rule'])})")
-        for key, entry in settings["keys"].items()
-    )
+    parts = []
+    for key, entry in settings["keys"].items():
+        part = f"{key} {_value_text(entry['value'])}"
+        if entry["value"] != entry["rule"]:
+            part += f" (rule: {_value_text(entry['rule'])})"
+        parts.append(part)
+    tokens, parameters = settings["tokens"], settings["parameters"]
     return (
-        f"{settings['from']}: {keys}; {settings['parameters']:,} weights in the layers, "
-        f"{settings['tokens']:,} tokens, {settings['tokens'] / settings['parameters']:.3g} per weight"
+        f"{settings['from']}: {', '.join(parts)}; {parameters:,} weights in the layers, "
+        f"{tokens:,} tokens, {tokens / parameters:.3g} per weight"
     )

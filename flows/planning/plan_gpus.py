@@ -144,8 +144,11 @@ def _vocab_size(session: Session) -> int:
     section = session.manifest.tokenizer
     assert section is not None  # the manifest requires one for a mixture
     committed = committed_inputs(session, session.plan).get(TOKENIZER)
-    path: Path | None = committed / "tokenizer.json" if committed else as_path(section.path) if section.path else None
-    if path is None:
+    if committed:
+        path: Path = committed / "tokenizer.json"
+    elif section.path:
+        path = as_path(section.path)
+    else:
         return section.vocab_size
     tokenizer = read_json(path)
     ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))]
@@ -264,7 +267,14 @@ def print_plan_for_gpus(plan: Mapping[str, Any], checks: Sequence[Any] = ()) -> 
     _print_optima(console, plan["training"])
     print_data(console, plan["data"])
     _print_forms(console, plan)
-    _print_checks(console, checks)
+    if checks:
+        _heading(console, "Checked against real steps of this model on this machine")
+        table = _table("", "foretold", "measured", "unit", "error")
+        for check in checks:
+            table.add_row(
+                check.name, quantity(check.predicted), quantity(check.measured), check.unit, f"{check.error:+.1%}"
+            )
+        console.print(table)
 
 
 def quantity(value: float) -> str:
@@ -289,11 +299,10 @@ def duration(hours: float) -> str:
 def size(value: float) -> str:
     """Format bytes with three digits and a unit: 1.55 GB."""
     number = quantity(value)
-    return (
-        f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B"
-        if number[-1].isalpha()
-        else (f"{number} B")
-    )
+    if not number[-1].isalpha():
+        return f"{number} B"
+    unit = {"k": "k", "B": "G"}.get(number[-1], number[-1])
+    return f"{number[:-1]} {unit}B"
 
 
 def at_least(value: float, digits: int) -> str:
@@ -379,24 +388,24 @@ def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
 
 
 def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
-    gpu, forms = plan["gpu"], shown_forms(plan)
+    gpu = plan["gpu"]
+    gpu_memory = gpu["memory"] / GIGA
+    forms = shown_forms(plan)
     best = forms[0]
     _heading(
         console,
         f"{plan['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
-        f"{gpu['memory'] / GIGA:.0f} GB each; {plan['assumed_mfu']:.0%} MFU assumed)",
+        f"{gpu_memory:.0f} GB each; {plan['assumed_mfu']:.0%} MFU assumed)",
     )
     if not best["fits"]:
-        largest = max(MEMORY_NAMES, key=lambda name: best["memory"][name])
+        memory = best["memory"]
+        largest = max(MEMORY_NAMES, key=lambda name: memory[name])
+        advice = "take more GPUs or larger ones, shorter rows or a smaller model"
+        if not best["host_memory"]:
+            advice += "; engine.compute.offload_optimizer keeps the optimizer's moments in host memory"
         console.print(
-            f"no form fits: the closest needs {best['memory']['total'] / GIGA:.1f} GB per GPU, most of it "
-            f"{MEMORY_NAMES[largest]} ({best['memory'][largest] / GIGA:.1f} GB); take more GPUs or larger "
-            "ones, shorter rows or a smaller model"
-            + (
-                ""
-                if best["host_memory"]
-                else "; engine.compute.offload_optimizer keeps the optimizer's moments in host memory"
-            )
+            f"no form fits: the closest needs {memory['total'] / GIGA:.1f} GB per GPU, most of it "
+            f"{MEMORY_NAMES[largest]} ({memory[largest] / GIGA:.1f} GB); {advice}"
         )
     table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
     for form in forms:
@@ -414,33 +423,19 @@ def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
     num_hidden = len(plan["forms"]) - len(forms)
     if num_hidden:
         console.print(f"({num_hidden} more forms are in --json, those that do not fit among them)", style="dim")
+
     _heading(console, f"Memory of a GPU, {best['form']}")
-    console.print(
-        ", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
-        + f": {size(best['memory']['total'])} of {gpu['memory'] / GIGA:.0f} GB"
-    )
+    parts = ", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
+    console.print(f"{parts}: {size(best['memory']['total'])} of {gpu_memory:.0f} GB")
     if best["host_memory"]:
         console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
+
     _heading(console, "Time and cost")
-    prices = plan["prices"]
-    cost = (
-        ""
-        if best["cost"] is None
-        else (
-            f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
-            f"{prices['as_of']}; your own: --prices)"
+    cost = ""
+    if best["cost"] is not None:
+        prices = plan["prices"]
+        cost = (
+            f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour "
+            f"(table of {prices['as_of']}; your own: --prices)"
         )
-    )
     console.print(f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}")
-
-
-def _print_checks(console: Console, checks: Sequence[Any]) -> None:
-    if not checks:
-        return
-    _heading(console, "Checked against real steps of this model on this machine")
-    table = _table("", "foretold", "measured", "unit", "error")
-    for check in checks:
-        table.add_row(
-            check.name, quantity(check.predicted), quantity(check.measured), check.unit, f"{check.error:+.1%}"
-        )
-    console.print(table)

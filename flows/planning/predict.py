@@ -246,14 +246,12 @@ def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, sh
     """Return a preparing stage's figures from both samples, from one, or the error."""
     if name in small.stages and name in large.stages:
         return extrapolate(name, small, large, whole, shard_bytes)
-    run = small if name in small.stages else large
-    if name in run.stages:
-        return from_one_sample(name, run, whole)
+    for run in (small, large):
+        if name in run.stages:
+            return from_one_sample(name, run, whole)
     errors = {**small.errors, **large.errors}
-    return {
-        "stage": name,
-        "error": errors.get(name) or f"not reached: {next(iter(errors.values()), 'the sample ended')}",
-    }
+    first_error = next(iter(errors.values()), "the sample ended")
+    return {"stage": name, "error": errors.get(name) or f"not reached: {first_error}"}
 
 
 def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
@@ -270,20 +268,23 @@ def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
 
 def _of_past(session: Session, name: str) -> dict[str, Any]:
     """Return a later stage's figures from the newest output of the same manifest, or the error."""
-    manifests = [
-        folder.manifest()
-        for stage, folder in session.store.outputs()
-        if stage == name and folder.path.name.startswith(f"{session.manifest.name}--") and folder.state() == "committed"
-    ]
+    unknown = {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
+    manifests = []
+    for stage, folder in session.store.outputs():
+        is_ours = stage == name and folder.path.name.startswith(f"{session.manifest.name}--")
+        if is_ours and folder.state() == "committed":
+            manifests.append(folder.manifest())
     if not manifests:
-        return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
+        return unknown
     newest = max(manifests, key=lambda manifest: manifest["started"])
-    old_recipe, recipe = newest["recipe"], session.plan[name].recipe
+    old_recipe = newest["recipe"]
+    recipe = session.plan[name].recipe
     if old_recipe.get("model") != recipe.get("model"):
-        return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
+        return unknown
     factor = 1.0
     for key in WORK_KEYS:
-        factor *= recipe[key] / old_recipe[key] if recipe.get(key) and old_recipe.get(key) else 1.0
+        if recipe.get(key) and old_recipe.get(key):
+            factor *= recipe[key] / old_recipe[key]
     return {
         "stage": name,
         "seconds": newest["seconds"] * factor,
@@ -298,8 +299,11 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
     folder = opened.committed(INGEST)
     if folder is None:
         return 0.0, 0.0
-    read = {name: counts["bytes_kept"] for name, counts in folder.manifest()["summary"]["counts"]["sources"].items()}
-    return float(sum(read.values())), sum(size * sample.factor(name) for name, size in read.items())
+    in_sample = in_all = 0.0
+    for name, counts in folder.manifest()["summary"]["counts"]["sources"].items():
+        in_sample += counts["bytes_kept"]
+        in_all += counts["bytes_kept"] * sample.factor(name)
+    return in_sample, in_all
 
 
 def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.reading.sources import OWN, SourceFile, find_files
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.sources import Source
 
 DOCUMENTS_OF_PYTHON = 300
 """Number of documents sampled from a source without files."""
@@ -63,13 +62,11 @@ def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_pytho
             continue
         budget = max(int(sample_bytes * total_bytes[name] / total), 1)
         copied_bytes[name] = _copy(listings[name], folder / name, budget)
-        sources[name] = _over_copies(source, folder / name)
+        sources[name] = source.model_copy(
+            update={"path": OutsidePath(folder / name / "**" / "*"), "list": None, "limit": None}
+        )
     ingest = manifest.ingest.model_copy(update={"max_quarantined": 1.0})
     return Sample(manifest.model_copy(update={"sources": sources, "ingest": ingest}), copied_bytes, total_bytes)
-
-
-def _over_copies(source: Source, folder: Path) -> Source:
-    return source.model_copy(update={"path": OutsidePath(folder / "**" / "*"), "list": None, "limit": None})
 
 
 def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
@@ -86,7 +83,9 @@ def _copy_part(file: SourceFile, target: Path, budget: int) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.size > budget and file.format == "parquet":
         return _copy_rows(file, target, budget)
-    limit = file.size if file.format == OWN or file.name.endswith(UNCUTTABLE) else min(file.size, budget)
+    limit = file.size
+    if file.format != OWN and not file.name.endswith(UNCUTTABLE):
+        limit = min(limit, budget)
     with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
         copied = 0
         while copied < limit and (chunk := stream.read(min(1 << 20, limit - copied))):
