@@ -58,9 +58,13 @@ def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
             settings = read_yaml(path)
         except YamlFileError as error:
             raise SettingsError(str(error)) from error
+        problem = None
         missing = [key for key in KEYS if not isinstance(settings, Mapping) or key not in settings]
-        if missing or not LANGUAGE.fullmatch(path.stem):
-            problem = f"has no {', '.join(missing)}" if missing else "is not named after a language"
+        if missing:
+            problem = f"has no {', '.join(missing)}"
+        elif not LANGUAGE.fullmatch(path.stem):
+            problem = "is not named after a language"
+        if problem:
             raise SettingsError(f"{path} {problem}; give files of huggingface/fineweb-2, such as configs/deu_Latn.yml")
         settings_by_language[path.stem] = settings
     return settings_by_language

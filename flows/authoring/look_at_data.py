@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,17 +132,25 @@ def look_at(name: str, path: str) -> Look:
         return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
     format_name, listing = _listing(name, path)
     look = _look_at_files(name, path, format_name, listing.files)
+    remarks = list(look.remarks)
     groups = files_by_format(listing.files)
-    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in groups.items()]
+    text_bytes = look.text_bytes
     if len(groups) > 1:
-        look = replace(
-            look,
-            text_bytes=sum(text_bytes_of(path, files) for files in groups.values()),
-            remarks=(*look.remarks, *_mixed_remark(listing.files)),
-        )
-    look = replace(look, remarks=(*look.remarks, *answers(listing.ignored)))
+        text_bytes = sum(text_bytes_of(path, files) for files in groups.values())
+        num_texts = sum(file.format == "text" for file in listing.files)
+        if num_texts and any(file.format in ROW_FORMATS for file in listing.files):
+            # One source would treat files of rows and files of one text alike.
+            remarks.append(
+                f"{num_texts:,} of {len(listing.files):,} files hold one text each beside files of rows: separate "
+                "sources (`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules"
+            )
+    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in groups.items()]
     return replace(
-        look, formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))), ignored=listing.ignored
+        look,
+        text_bytes=text_bytes,
+        remarks=(*remarks, *answers(listing.ignored)),
+        formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
+        ignored=listing.ignored,
     )
 
 
@@ -149,7 +158,8 @@ def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
     """Group files by format and compression."""
     groups: dict[str, list[SourceFile]] = {}
     for file in files:
-        groups.setdefault(" ".join(filter(None, (file.format, file.compression))), []).append(file)
+        kind = f"{file.format} {file.compression}".strip()
+        groups.setdefault(kind, []).append(file)
     return groups
 
 
@@ -161,74 +171,69 @@ def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
         return 0
 
 
-def _mixed_remark(files: Sequence[SourceFile]) -> list[str]:
-    """Return a remark for a folder that mixes files of rows with files of one text each."""
-    texts = sum(file.format == "text" for file in files)
-    if not texts or not any(file.format in ROW_FORMATS for file in files):
-        return []
-    return [
-        f"{texts:,} of {len(files):,} files hold one text each beside files of rows: separate sources "
-        "(`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules"
-    ]
-
-
 def _look_at_files(name: str, path: str, format_name: str, files: Sequence[SourceFile]) -> Look:
     chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][:SAMPLE_FILES]
     stored = sum(file.size for file in files)
-    kinds = {file.format for file in chosen}
-    rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
     is_code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
-    if not rows:
-        books = (
-            []
-            if is_code
-            else [
-                file
-                for file in files
-                if file.format == "text" and file.size * (COMPRESSED_RATIO if file.compression else 1) > BOOK_BYTES
-            ]
-        )
-        split, remarks_on_books = _split_of_books(books, len(files)) if books else (None, ())
-        per_stored_byte = text_per_stored_byte(files) if kinds <= {"html", "warc"} else _content_ratio(chosen)
-        plain = int(stored * per_stored_byte)
+    has_rows = False
+    rows: list[Row] = []
+    for file in chosen:
+        file_rows = sample_rows(file)
+        if file_rows is not None:
+            has_rows = True
+            rows += file_rows
+    if not has_rows:
+        split, book_remarks = (None, ()) if is_code else _split_of_books(files)
+        is_page = {file.format for file in chosen} <= {"html", "warc"}
+        ratio = text_per_stored_byte(files) if is_page else _content_ratio(chosen)
         return Look(
-            path, format_name, len(files), stored, plain, is_code=is_code, split=split, remarks=remarks_on_books
+            path,
+            format_name,
+            len(files),
+            stored,
+            int(stored * ratio),
+            is_code=is_code,
+            split=split,
+            remarks=book_remarks,
         )
-    sampled_rows = [row for file_rows in rows for row in file_rows]
-    if not sampled_rows:
+    if not rows:
         raise SourceError(
             f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
             f"{_describe_damage(chosen)}; give another path, or write the manifest by hand with the right "
             "`format:`"
         )
-    text_name = text_field(sampled_rows)
+    text_name = text_field(rows)
     if text_name is None:
+        names = sorted(map(str, rows[0]))
+        more = f" and {len(names) - SHOWN_FIELDS:,} others" if len(names) > SHOWN_FIELDS else ""
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
-            f"{_some_fields(sampled_rows[0])}; give a path whose rows have one"
+            f"{', '.join(names[:SHOWN_FIELDS])}{more}; give a path whose rows have one"
         )
-    texts = [str(value) for row in sampled_rows if isinstance(value := _scalars(row).get(text_name), str)]
-    remarks = (
-        []
-        if len(texts) == len(sampled_rows)
-        else [
-            f"{len(sampled_rows) - len(texts)} of {len(sampled_rows)} rows sampled have no {text_name!r}: they will be quarantined"
-        ]
-    )
-    remarks += _examples_remark(sampled_rows)
-    path_field = code_path_field(sampled_rows)
-    html = sum(map(is_html, texts)) * 2 > len(texts)
-    share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, sampled_rows)), 1)
+    texts = [value for row in rows if isinstance(value := _scalars(row).get(text_name), str)]
+    remarks = []
+    if len(texts) < len(rows):
+        remarks.append(
+            f"{len(rows) - len(texts)} of {len(rows)} rows sampled have no {text_name!r}: they will be quarantined"
+        )
+    remarks += _examples_remark(rows)
+    path_field = code_path_field(rows)
+    is_page = sum(map(is_html, texts)) * 2 > len(texts)
+    row_bytes = sum(map(_row_bytes, rows))
+    share = sum(len(text.encode()) for text in texts) / max(row_bytes, 1)
+    text_bytes = stored * _content_ratio(chosen) * share
+    if is_page:
+        text_bytes *= text_share(texts)
     return Look(
         path,
         format_name,
         len(files),
         stored,
-        int(stored * _content_ratio(chosen) * share * (text_share(texts) if html else 1)),
+        int(text_bytes),
         text_field=None if text_name == "text" else text_name,
-        id_field=id_field(sampled_rows),
-        extract=html,
-        is_code=path_field is not None or names_code(sampled_rows),
+        id_field=id_field(rows),
+        extract=is_page,
+        is_code=path_field is not None or names_code(rows),
         path_field=path_field,
         remarks=tuple(remarks),
     )
@@ -248,28 +253,30 @@ def _describe_damage(files: Sequence[SourceFile]) -> str:
     return ""
 
 
-def _split_of_books(books: Sequence[SourceFile], files: int) -> tuple[Literal["chapters"] | int, tuple[str, ...]]:
-    """Choose how to split book-length texts from the first of them, with a remark."""
+def _split_of_books(files: Sequence[SourceFile]) -> tuple[Literal["chapters"] | int | None, tuple[str, ...]]:
+    """Choose how to split book-length texts from the first of them, with a remark; (None, ()) without books."""
+    books = []
+    for file in files:
+        content_bytes = file.size * (COMPRESSED_RATIO if file.compression else 1)
+        if file.format == "text" and content_bytes > BOOK_BYTES:
+            books.append(file)
+    if not books:
+        return None, ()
+    if len(files) > 1:
+        subject = f"{len(books)} of {len(files)} files are longer than {size(BOOK_BYTES)}, and are cut into"
+    else:
+        subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
     text = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
     num_chapters = len(chapters(text))
-    subject = f"{len(books)} of {files} files are" if files > 1 else "it is"
-    beginning = f"{subject} longer than {size(BOOK_BYTES)}, and {'are' if files > 1 else 'is'} cut into"
     if num_chapters >= BOOK_CHAPTERS:
-        return "chapters", (
-            f"{beginning} chapters: {books[0].name} has {num_chapters:,} in its first {size(len(text))}",
-        )
-    return BOOK_PARAGRAPHS, (f"{beginning} paragraphs: {books[0].name} has no headings of chapters",)
+        remark = f"{subject} chapters: {books[0].name} has {num_chapters:,} in its first {size(len(text))}"
+        return "chapters", (remark,)
+    return BOOK_PARAGRAPHS, (f"{subject} paragraphs: {books[0].name} has no headings of chapters",)
 
 
 def split_setting(split: Literal["chapters"] | int | None) -> str | dict[str, int] | None:
     """Return the value of a source's `split`."""
     return {"paragraphs": split} if isinstance(split, int) else split
-
-
-def _some_fields(row: Row) -> str:
-    names = sorted(map(str, row))
-    more = f" and {len(names) - SHOWN_FIELDS:,} others" if len(names) > SHOWN_FIELDS else ""
-    return ", ".join(names[:SHOWN_FIELDS]) + more
 
 
 def _examples_remark(rows: Sequence[Row]) -> list[str]:
@@ -343,27 +350,22 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
 
 def _json_rows(path: Path, compression: str) -> Iterator[Row]:
     """Yield the objects in the first SAMPLE_BYTES of a file, up to any damage."""
-    size = 0
+    num_bytes = 0
     try:
         for line in json_lines(path, compression):
             if isinstance(line, RecordTooLongError):
                 return
-            size += len(line)
-            row = _json_object(line)
-            if row is not None:
+            num_bytes += len(line)
+            try:
+                row = json.loads(line.decode("utf-8", "replace"))
+            except ValueError:
+                row = None
+            if isinstance(row, dict):
                 yield row
-            if size >= SAMPLE_BYTES:
+            if num_bytes >= SAMPLE_BYTES:
                 return
     except CorruptFileError:
         return
-
-
-def _json_object(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line.decode("utf-8", "replace"))
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _beginning(path: Path, compression: str) -> bytes:
@@ -433,16 +435,12 @@ def code_path_field(rows: Sequence[Row]) -> str | None:
 
 def names_code(rows: Sequence[Row]) -> bool:
     """Return True if most rows name a program's extension or a programming language."""
-    return any(sum(map(is_named, rows)) * 2 > len(rows) for is_named in (_has_code_extension, _has_code_language))
-
-
-def _has_code_extension(row: Row) -> bool:
-    extensions = [str(row[name]).lower().lstrip(".") for name in EXTENSION_NAMES if row.get(name)]
-    return any(f".{extension}" in CODE_EXTENSIONS for extension in extensions)
-
-
-def _has_code_language(row: Row) -> bool:
-    return any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
+    num_extensions = num_languages = 0
+    for row in rows:
+        extensions = [str(row[name]).lower().lstrip(".") for name in EXTENSION_NAMES if row.get(name)]
+        num_extensions += any(f".{extension}" in CODE_EXTENSIONS for extension in extensions)
+        num_languages += any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
+    return max(num_extensions, num_languages) * 2 > len(rows)
 
 
 def id_field(rows: Sequence[Row]) -> str | None:
@@ -460,19 +458,13 @@ def _scalars(row: Row) -> dict[str, Any]:
     for key, value in row.items():
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": item for inner, item in value.items()}
-        else:
-            flat[str(key)] = _decoded(value)
+            continue
+        flat[str(key)] = value
+        if isinstance(value, bytes):
+            # A column of bytes may hold pages.
+            with contextlib.suppress(UnicodeDecodeError):
+                flat[str(key)] = value.decode()
     return flat
-
-
-def _decoded(value: Any) -> Any:
-    """Decode bytes of UTF-8, since a column of bytes may hold pages."""
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
 
 
 def _row_bytes(row: Row) -> int:

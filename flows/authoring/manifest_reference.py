@@ -35,7 +35,12 @@ def pages() -> dict[str, str]:
     parts: dict[str, list[str]] = {INDEX: []}
     for location, lines in _sections(Manifest, "", homes):
         parts.setdefault(page_of(location), []).append("\n".join(lines))
-    texts = {name: f"{_title(name)}{''.join(text)}" for name, text in parts.items()}
+    texts = {}
+    for name, tables in parts.items():
+        section, _, step = name.removesuffix(".md").partition("-")
+        key = f"{section}[].{step}" if step else section
+        title = f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; [all sections]({INDEX}).\n"
+        texts[name] = (TITLE if name == INDEX else title) + "".join(tables)
     texts[INDEX] += _index_of_pages(texts)
     return {name: f"{text.rstrip()}\n" for name, text in texts.items()}
 
@@ -59,23 +64,19 @@ def write_pages(folder: Path) -> None:
             path.unlink()
 
 
-def _title(name: str) -> str:
-    if name == INDEX:
-        return TITLE
-    section, _, step = name.removesuffix(".md").partition("-")
-    key = f"{section}[].{step}" if step else section
-    return f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; [all sections]({INDEX}).\n"
-
-
 def _index_of_pages(texts: Mapping[str, str]) -> str:
     """List the sections of every page, with links."""
     lines = ["\n## All sections\n"]
     for name, text in texts.items():
-        if name != INDEX:
-            first, *inner = dict.fromkeys(re.findall(r"^## (.*)$", text, re.MULTILINE))
-            section = first.split("`")[1]
+        if name == INDEX:
+            continue
+        first, *inner = dict.fromkeys(re.findall(r"^## (.*)$", text, re.MULTILINE))
+        section = first.split("`")[1]
+        line = f"- [`{section}`]({name})"
+        if inner:
             links = [f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})" for heading in inner]
-            lines.append(f"- [`{section}`]({name}){': ' if links else ''}{', '.join(links)}")
+            line += f": {', '.join(links)}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -130,22 +131,19 @@ def _sections(
         yield from _sections(inner, inner_location, homes)
 
 
-def _heading(model: type[BaseModel], location: str) -> str:
-    return f"{f'`{location}`' if location else 'The sections'}{_variant(model)}"
-
-
 def _table(model: type[BaseModel], fields: Mapping[str, FieldInfo], location: str) -> list[str]:
     lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     for name, field in fields.items():
+        key = f"`{name}`"
+        # Sections of the manifest and steps of `prepare` have pages of their own.
+        if location in ("", f"{STEPS}[]") and any(_models(field.annotation)):
+            key = f"[{key}]({page_of(f'{location}.{name}'.strip('.'))})"
         meaning = _meaning(field, docstrings(model).get(name))
-        has_page = location in ("", f"{STEPS}[]") and any(_models(field.annotation))
-        cells = (
-            f"[`{name}`]({page_of(f'{location}.{name}'.strip('.'))})" if has_page else f"`{name}`",
-            _kind(field.annotation),
-            _default(field),
-            meaning,
-        )
-        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        cells = [
+            cell.replace("\n\n", "<br>").replace("|", "\\|")
+            for cell in (key, _kind(field.annotation), _default(field), meaning)
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
@@ -155,19 +153,21 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 def _own_defaults(model: type[BaseModel], base: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields whose defaults differ from those of another section with the same keys."""
-    return {
-        name: field
-        for name, field in model.model_fields.items()
-        if field.get_default(call_default_factory=True)
-        != base.model_fields[name].get_default(call_default_factory=True)
-    }
+    fields = {}
+    for name, field in model.model_fields.items():
+        default = base.model_fields[name].get_default(call_default_factory=True)
+        if field.get_default(call_default_factory=True) != default:
+            fields[name] = field
+    return fields
 
 
-def _variant(model: type[BaseModel]) -> str:
-    """Return the discriminator among alternative sections: `, kind: regex`."""
+def _heading(model: type[BaseModel], location: str) -> str:
+    """Return the title of a section, with the discriminator among alternative ones: `, kind: regex`."""
+    title = f"`{location}`" if location else "The sections"
     kind = model.model_fields.get("kind")
-    values = get_args(kind.annotation) if kind is not None and get_origin(kind.annotation) is Literal else ()
-    return f", `kind: {values[0]}`" if len(values) == 1 else ""
+    if kind is not None and get_origin(kind.annotation) is Literal and len(get_args(kind.annotation)) == 1:
+        title += f", `kind: {get_args(kind.annotation)[0]}`"
+    return title
 
 
 def _path(location: str, name: str, annotation: Any) -> str:
@@ -237,7 +237,9 @@ def _default(field: FieldInfo) -> str:
         return "its defaults"
     if isinstance(value, tuple):
         return ", ".join(f"`{item}`" for item in value)
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`"
 
 
 def _meaning(field: FieldInfo, docstring: str | None) -> str:
@@ -252,7 +254,3 @@ def _prose(text: str | None) -> str:
     """Join the lines of each paragraph of a docstring."""
     paragraphs = (text or "").strip().split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def _cell(text: str) -> str:
-    return text.replace("\n\n", "<br>").replace("|", "\\|")

@@ -240,18 +240,13 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
     section = MinHash()
     sketches = sketch_texts(texts, section)
     digests = binary_numbers(sketches["digest"]).reshape(len(texts), -1)
-    _, first = np.unique(digests, axis=0, return_index=True)
     assert digests.itemsize * digests.shape[1] == DIGEST_BYTES
+    _, first = np.unique(digests, axis=0, return_index=True)
     distinct = np.sort(first)
     bands = binary_numbers(sketches["bands"]).reshape(len(texts), section.bands)[distinct]
-    numbers = np.arange(len(distinct))
-    pairs = candidate_pairs(
-        bands.ravel(),
-        np.repeat(numbers, section.bands),
-        np.repeat(numbers, section.bands).astype(np.uint64),
-        np.repeat(numbers, section.bands).astype(np.uint64),
-        len(distinct),
-    ).pairs
+    numbers = np.repeat(np.arange(len(distinct)), section.bands)
+    unsigned = numbers.astype(np.uint64)
+    pairs = candidate_pairs(bands.ravel(), numbers, unsigned, unsigned, len(distinct)).pairs
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
@@ -261,9 +256,9 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
 def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
     """Count texts dropped when the longest text of each group survives, repeatedly."""
     neighbours: dict[int, list[int]] = {}
-    for left, right in pairs.tolist():
-        neighbours.setdefault(left, []).append(right)
-        neighbours.setdefault(right, []).append(left)
+    for first, second in pairs.tolist():
+        neighbours.setdefault(first, []).append(second)
+        neighbours.setdefault(second, []).append(first)
     kept: set[int] = set()
     for text in sorted(neighbours, key=lambda number: (-lengths[number], number)):
         if kept.isdisjoint(neighbours[text]):
@@ -275,17 +270,19 @@ def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -
     """Judge n documents by some rules: shares of `documents` and `bytes` kept, and `dropped`: rule -> documents, most
     first.
     """
-    columns = ["text", *dict.fromkeys(columns_read(configured_sets(rules)))]
+    sets = configured_sets(rules)
+    columns = ["text", *dict.fromkeys(columns_read(sets))]
     statistics, errors = measure_texts(rows.select(columns), partial(measure, rules=rules))
     is_measured = [error is None for error in errors]
-    reasons = first_failures(failures(statistics, configured_sets(rules)), sum(is_measured))
+    reasons = first_failures(failures(statistics, sets), sum(is_measured))
     kept = np.zeros(len(rows), bool)
     kept[is_measured] = [reason is None for reason in reasons]
+    dropped = Counter(reason for reason in reasons if reason is not None)
     return {
         "name": name,
         "documents": float(kept.mean()),
         "bytes": float(sizes[kept].sum() / max(sizes.sum(), 1)),
-        "dropped": dict(Counter(reason for reason in reasons if reason is not None).most_common()),
+        "dropped": dict(dropped.most_common()),
     }
 
 
@@ -300,34 +297,33 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
 
     console = plain_console()
     console.print(f"{name}: {describe(look)}")
-    table = plain_table(("format", False), ("files", True), ("size", True))
-    for format_name, files, stored in look.formats:
-        table.add_row(format_name, f"{files:,}", size(stored))
     if look.formats:
+        table = plain_table(("format", False), ("files", True), ("size", True))
+        for format_name, files, stored in look.formats:
+            table.add_row(format_name, f"{files:,}", size(stored))
         section(console, "Files")
         console.print(table)
     if look.ignored:
-        console.print(
-            Text(
-                "not read: " + ", ".join(f"{number:,} {extension}" for extension, number in look.ignored.items()),
-                style="yellow",
-            )
-        )
-    sample, total = measured["sample"], measured["sample"]["documents"]
+        ignored = ", ".join(f"{number:,} {extension}" for extension, number in look.ignored.items())
+        console.print(Text(f"not read: {ignored}", style="yellow"))
+
+    sample = measured["sample"]
+    total = sample["documents"]
     section(console, f"Sample: {counted(total, 'document')}, {size(sample['bytes'])}")
     if sample["documents_in_all"]:
         total_text = counted(max(sample["documents_in_all"], total), "document")
         console.print(f"of {sample['from']}; about {total_text} in all")
     for entry in sample["unreadable"]:
         console.print(Text(f"unreadable: {entry['file']}, record {entry['record']}: {entry['error']}", style="yellow"))
-    if (more := sample["unreadable_in_all"] - len(sample["unreadable"])) > 0:
-        console.print(Text(f"unreadable: {counted(more, 'record')} more of the sample", style="yellow"))
+    num_hidden = sample["unreadable_in_all"] - len(sample["unreadable"])
+    if num_hidden > 0:
+        console.print(Text(f"unreadable: {counted(num_hidden, 'record')} more of the sample", style="yellow"))
     _print_languages(console, measured["languages"], total)
     if measured["duplicates"]:
         section(console, "Duplicates in the sample (the whole has more)")
-        console.print(
-            ", ".join(f"{kind} {number:,} ({number / total:.1%})" for kind, number in measured["duplicates"].items())
-        )
+        shares = [f"{kind} {number:,} ({number / total:.1%})" for kind, number in measured["duplicates"].items()]
+        console.print(", ".join(shares))
+
     section(console, "Kept by rule sets")
     table = plain_table(("rules", False), ("kept", True), ("bytes", True), ("drops most by", False))
     num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
@@ -345,7 +341,9 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
         )
     section(console, counted(len(measured["examples"]), "document"))
     for entry in measured["examples"]:
-        description = f"{entry['characters']:,} characters" + (f", {entry['language']}" if entry["language"] else "")
+        description = f"{entry['characters']:,} characters"
+        if entry["language"]:
+            description += f", {entry['language']}"
         console.print(Text.assemble((entry["locator"], "bold"), f" ({description})"))
         console.print("  " + " ".join(entry["text"].split()), no_wrap=True, overflow="ellipsis")
 
@@ -364,6 +362,7 @@ def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> 
         return
     ranked = list(languages["found"].items())
     shares = [f"{language} {number / total:.1%}" for language, number in ranked[:SHOWN_LANGUAGES]]
-    num_others = sum(number for _, number in ranked[SHOWN_LANGUAGES:])
-    shares += [f"{len(ranked) - SHOWN_LANGUAGES} others {num_others / total:.1%}"] if num_others else []
+    hidden = [number for _, number in ranked[SHOWN_LANGUAGES:]]
+    if sum(hidden):
+        shares.append(f"{len(hidden)} others {sum(hidden) / total:.1%}")
     console.print(", ".join(shares))

@@ -142,9 +142,6 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     """
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
-    all_known = all(look.text_bytes for look in looks.values())
-    unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
-    tokens = wishes.tokens or max(LEAST_TOKENS, _round_tokens(unique * MAX_EPOCHS))
     parts = [
         f"# Written by `gristmill new` from a look at the data; for a reference of all keys run: gristmill schema "
         f"--markdown DIR\nname: {wishes.name}\nseed: 1\n",
@@ -152,7 +149,13 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
         _prepare(wishes, looks),
     ]
     if wishes.train:
-        parts.append(_training(tokens, all_known or wishes.tokens is not None, wishes.tokenizer))
+        tokens = wishes.tokens
+        if not tokens:
+            unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
+            # Two significant digits: the estimate is rough.
+            tokens = max(LEAST_TOKENS, int(float(f"{unique * MAX_EPOCHS:.1e}")))
+        is_known = wishes.tokens is not None or all(look.text_bytes for look in looks.values())
+        parts.append(_training(tokens, is_known, wishes.tokenizer))
     elif wishes.tokenizer is not None:
         parts.append(f"tokenizer: {_tokenizer_section(wishes.tokenizer)}\n")
     text = "\n".join(part for part in parts if part)
@@ -166,20 +169,18 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     for name, look in looks.items():
         stored = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
         amount = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
-        lines += [
-            f"  {name}:   # {stored}; {amount}",
-            *(f"    # {remark}" for remark in look.remarks),
-            f"    path: {_scalar(look.path)}",
-        ]
+        lines.append(f"  {name}:   # {stored}; {amount}")
+        lines += [f"    # {remark}" for remark in look.remarks]
         settings: dict[str, Any] = {
+            "path": look.path,
             "format": None if look.format == "auto" else look.format,
             "text_field": look.text_field,
             "id_field": look.id_field,
             "extract": "resiliparse" if look.extract else None,
             "split": split_setting(look.split),
+            "max_epochs": MAX_EPOCHS,
         }
         lines += [f"    {key}: {_scalar(value)}" for key, value in settings.items() if value is not None]
-        lines.append(f"    max_epochs: {MAX_EPOCHS}")
         lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
     return "\n".join(lines) + "\n"
 
@@ -189,20 +190,17 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     programs = [name for name, look in looks.items() if look.is_code]
     only = _only(prose) if programs else ""
     dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
-    code = _code_rules(looks, programs)
+    lines = ["prepare:"]
+    if prose:
+        lines += _langid(wishes, only)
+    if prose and not wishes.settings:
+        lines.append("  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"))
+        lines.append(f"  - filter: {{{only}rules: {_flow(list(PROSE_RULES))}}}")
+    lines += _code_rules(looks, programs)
+    lines.append(dedup)
     if prose and wishes.settings:
-        lines = [*_langid(wishes, only), *code, dedup, *_fineweb2_rules(wishes, only)]
-    elif prose:
-        lines = [
-            *_langid(wishes, only),
-            "  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"),
-            f"  - filter: {{{only}rules: {_flow(list(PROSE_RULES))}}}",
-            *code,
-            dedup,
-        ]
-    else:
-        lines = [*code, dedup]
-    return "\n".join(["prepare:", *lines]) + "\n"
+        lines += _fineweb2_rules(wishes, only)
+    return "\n".join(lines) + "\n"
 
 
 def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]:
@@ -322,11 +320,6 @@ def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> 
         f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"
     )
-
-
-def _round_tokens(tokens: float) -> int:
-    """Round to two significant digits, since the estimate is rough."""
-    return int(float(f"{tokens:.1e}"))
 
 
 def _flow(value: Any) -> str:

@@ -91,11 +91,11 @@ def kind_of(function: OwnFunction) -> str:
     if definition is None or isinstance(definition, ast.ClassDef):
         return "annotate"
     arguments = [*definition.args.posonlyargs, *definition.args.args]
-    first, hint = (
-        (arguments[0].arg, ast.unparse(arguments[0].annotation) if arguments[0].annotation else "")
-        if (arguments)
-        else ("", "")
-    )
+    first = hint = ""
+    if arguments:
+        first = arguments[0].arg
+        if arguments[0].annotation:
+            hint = ast.unparse(arguments[0].annotation)
     if first in ("path", "stream") or hint.rpartition(".")[2] in ("Path", "BinaryIO"):
         return "read"
     returns = "" if definition.returns is None else ast.unparse(definition.returns).strip("'\"")
@@ -147,24 +147,28 @@ def _as_source(path: str) -> Source:
 
 
 def _sample_of_run(session: Session, source: str) -> Sample:
-    folder = session.committed(INGEST)
-    assert folder is not None
-    inputs, last_output = {INGEST: folder.data}, folder
+    last_output = session.committed(INGEST)
+    assert last_output is not None
+    inputs = {INGEST: last_output.data}
     for name, node in session.plan.items():
-        output = session.committed(name) if node.stage.judges else None
-        if node.stage.judges and output is None:
+        if not node.stage.judges:
+            continue
+        output = session.committed(name)
+        if output is None:
             break  # steps after one that has not run saw other documents
-        if output is not None:
-            inputs[name], last_output = output.data, output
+        inputs[name] = output.data
+        last_output = output
+    shards = []
+    for shard in shard_names(inputs[INGEST]):
+        if read_table(inputs[INGEST] / shard, ["source"])["source"][0].as_py() == source:
+            shards.append(shard)
+    described = f"source {source!r} of the run"
     steps = annotation_stages(inputs)
-    shards = [
-        shard
-        for shard in shard_names(folder.data)
-        if read_table(folder.data / shard, ["source"])["source"][0].as_py() == source
-    ]
-    suffix = f", as {steps[-1]} left them" if steps else ""
-    kept = last_output.manifest()["summary"]["counts"]["sources"].get(source, {}).get("kept", 0)
-    return Sample(inputs, shards, (source,), kept, True, f"source {source!r} of the run{suffix}")
+    if steps:
+        described += f", as {steps[-1]} left them"
+    counts = last_output.manifest()["summary"]["counts"]["sources"]
+    kept = counts.get(source, {}).get("kept", 0)
+    return Sample(inputs, shards, (source,), kept, True, described)
 
 
 def _sample_of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
@@ -252,19 +256,24 @@ def _estimate_documents(
     """
     from gristmill.flows.authoring.look_at_data import files_by_format, text_bytes_of
 
-    documents, text = (sum(numbers) for numbers in zip(*sampled.values(), strict=True))
     total = 0
     for group in files_by_format(files).values():
-        read_to_end = {file: read[file] for file in group if file in read}
-        stored, num_read = sum(file.size for file in read_to_end), sum(read_to_end.values())
+        stored = num_read = 0
+        holds_one_each = True
+        for file in group:
+            if file in read:
+                stored += file.size
+                num_read += read[file]
+                holds_one_each = holds_one_each and read[file] == 1
         if stored and num_read:
-            one_each = set(read_to_end.values()) == {1}
-            total += len(group) if one_each else round(num_read * sum(file.size for file in group) / stored)
+            group_bytes = sum(file.size for file in group)
+            total += len(group) if holds_one_each else round(num_read * group_bytes / stored)
         elif source.read is not None or source.list is not None or is_python_source(source.path):
             return None
         else:
             counts = [sampled[file] for file in group if file in sampled and sampled[file][0]]
-            mean = sum(size for _, size in counts) / sum(number for number, _ in counts) if counts else text / documents
+            counts = counts or list(sampled.values())
+            mean = sum(size for _, size in counts) / sum(number for number, _ in counts)
             total += round(text_bytes_of(source.path, group) / mean)
     return max(total, 1)
 
@@ -314,19 +323,27 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
                 _edit(trial, function, read, limit)
             trial.locators += read.given["locator"].to_pylist()
             trial.texts += read.documents["text"].take(pa.array(read.judged)).to_pylist()
-    number = len(trial.texts)
+    num_documents = len(trial.texts)
     dropped = [row for row, reason in enumerate(trial.reasons) if reason is not None]
-    raised = [row for row, error in enumerate(trial.errors) if error is not None]
+    failed = [row for row, error in enumerate(trial.errors) if error is not None]
+    reasons = Counter(trial.reasons[row] for row in dropped)
+    if isinstance(step, OwnAnnotate):
+        results = {"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
+    else:
+        results = {"edits": _described_edits(trial)}
+    estimated_seconds = None
+    if sample.whole is not None and num_documents:
+        estimated_seconds = sample.whole * trial.seconds / num_documents
     return {
         "on": sample.described,
-        "documents": number,
+        "documents": num_documents,
         "errors": {
-            "total": len(raised),
-            "shown": [{"locator": trial.locators[row], "error": trial.errors[row]} for row in raised[:SHOWN]],
+            "total": len(failed),
+            "shown": [{"locator": trial.locators[row], "error": trial.errors[row]} for row in failed[:SHOWN]],
         },
         "dropped": {
             "total": len(dropped),
-            "by_reason": dict(Counter(trial.reasons[row] for row in dropped).most_common()),
+            "by_reason": dict(reasons.most_common()),
             "shown": [
                 {
                     "locator": trial.locators[row],
@@ -337,18 +354,14 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
                 for row in dropped[:SHOWN]
             ],
         },
-        **(
-            {"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
-            if isinstance(step, OwnAnnotate)
-            else {"edits": _described_edits(trial)}
-        ),
+        **results,
         "unreadable": [{"record": record.number, "error": record.error} for _, record in sample.failures[:SHOWN]],
         "differs": trial.differs,
         "seconds": trial.seconds,
         "whole": {
             "documents": sample.whole,
             "is_exact": sample.is_exact,
-            "seconds": (None if sample.whole is None or not number else sample.whole * trial.seconds / number),
+            "seconds": estimated_seconds,
         },
     }
 
@@ -423,20 +436,20 @@ def describe_column(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _described_edits(trial: Trial) -> dict[str, Any]:
-    changed = [row for row, edits in enumerate(trial.edits) if edits]
-    return {
-        "changed": len(changed),
-        "times": sum(len(trial.edits[row]) for row in changed),
-        "bytes_removed": sum(end - begin for row in changed for begin, end, _ in trial.edits[row]),
-        "bytes_added": sum(len(text.encode()) for row in changed for _, _, text in trial.edits[row]),
-        "shown": [
-            {
-                "locator": trial.locators[row],
-                "differences": [_difference(trial.texts[row].encode(), *edit_) for edit_ in trial.edits[row][:SHOWN]],
-            }
-            for row in changed[:SHOWN]
-        ],
-    }
+    totals = {"changed": 0, "times": 0, "bytes_removed": 0, "bytes_added": 0}
+    shown = []
+    for locator, text, edits in zip(trial.locators, trial.texts, trial.edits, strict=True):
+        if not edits:
+            continue
+        totals["changed"] += 1
+        totals["times"] += len(edits)
+        for begin, end, added in edits:
+            totals["bytes_removed"] += end - begin
+            totals["bytes_added"] += len(added.encode())
+        if len(shown) < SHOWN:
+            differences = [_difference(text.encode(), *edit) for edit in edits[:SHOWN]]
+            shown.append({"locator": locator, "differences": differences})
+    return {**totals, "shown": shown}
 
 
 def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]:
@@ -461,7 +474,8 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
         SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the function cannot be called.
     """
     source = Source.model_validate({"path": path, "read": own})
-    files, reading = find_files(FILE, source.model_dump()).files, reading_of(source)
+    files = find_files(FILE, source.model_dump()).files
+    reading = reading_of(source)
     file = files[0]
     with OwnProcess(own) as process:
         process.start()  # so that loading the code is not timed
@@ -471,13 +485,13 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
     with OwnProcess(own) as process:
         second_call = list(islice(own_records(process, file, reading), documents))
     kept = [record for record in first_call if isinstance(record, Record)]
-    records = [record for record in first_call if isinstance(record, Record | Page | Rejected | Dropped)]
-    ended = next((record for record in first_call if isinstance(record, Ended)), None)
-    total = sum(record.size for record in files)
-    estimate = round(len(records) * total / file.size) if ended is not None and file.size else None
+    num_records = sum(isinstance(record, Record | Page | Rejected | Dropped) for record in first_call)
+    estimate = None
+    if file.size and any(isinstance(record, Ended) for record in first_call):
+        estimate = round(num_records * sum(other.size for other in files) / file.size)
     return {
         "on": f"{file.name}, the first of {len(files):,} files" if len(files) > 1 else file.name,
-        "records": len(records),
+        "records": num_records,
         "documents": len(kept),
         "empty": sum(isinstance(record, Dropped) for record in first_call),
         "quarantined": [
@@ -491,6 +505,6 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
         "whole": {
             "documents": estimate,
             "is_exact": False,
-            "seconds": None if estimate is None else estimate * seconds / max(len(records), 1),
+            "seconds": None if estimate is None else estimate * seconds / max(num_records, 1),
         },
     }

@@ -312,38 +312,26 @@ class Run:
         return self._store.folder(stage, self._record["name"], self._record["stages"][stage]["fingerprint"])
 
     def _output(self, name: str) -> StageOutput:
-        entry, folder = self._record["stages"][name], self._folder(name)
-        output = StageOutput(name, folder.state(), entry.get("how", ""), entry["fingerprint"][:16], folder.data)
+        entry = self._record["stages"][name]
+        output = stage_output(name, self._folder(name), entry["fingerprint"][:16], entry.get("how", ""))
         if output.state != "committed":
             return output
-        manifest = folder.manifest()
-        counts = manifest["summary"].get("counts") or {}
-        return replace(
-            output,
-            seconds=manifest["seconds"],
-            counts=counts if "read" in counts else None,
-            bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-        )
+        counts = self._folder(name).manifest()["summary"].get("counts") or {}
+        return replace(output, counts=counts if "read" in counts else None)
 
     def __repr__(self) -> str:
         done = sum(stage.state == "committed" for stage in self.stages.values())
         return f"Run({self.name!r}: {self.state}, {done} of {len(self.stages)} stages committed)"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                stage.name,
-                stage.state,
-                stage.how.lower(),
-                "" if stage.seconds is None else duration(stage.seconds),
-                _kept_text(stage.counts),
-                stage.fingerprint[:8],
-            )
-            for stage in self.stages.values()
-        ]
-        return f"<b>{escape(self.name)}</b>: {self.state}" + html_table(
-            ("stage", "state", "how", "took", "kept of read", "fingerprint"), rows
-        )
+        rows = []
+        for stage in self.stages.values():
+            took = "" if stage.seconds is None else duration(stage.seconds)
+            counts = stage.counts
+            kept = "" if counts is None else f"{counts['kept']:,} of {counts['read']:,}"
+            rows.append((stage.name, stage.state, stage.how.lower(), took, kept, stage.fingerprint[:8]))
+        table = html_table(("stage", "state", "how", "took", "kept of read", "fingerprint"), rows)
+        return f"<b>{escape(self.name)}</b>: {self.state}{table}"
 
 
 class Store:
@@ -381,23 +369,22 @@ class Store:
     @property
     def stages(self) -> list[StageOutput]:
         """All outputs of all runs."""
-        stage_outputs = []
-        for name, folder in self._store.outputs():
-            state = folder.state()
-            fingerprint = folder.path.name.rpartition("--")[2]
-            output = StageOutput(name, state, "", fingerprint, folder.data)
-            if state == "committed":
-                manifest = folder.manifest()
-                output = replace(
-                    output,
-                    seconds=manifest["seconds"],
-                    bytes=sum(entry["bytes"] for entry in manifest["files"].values()),
-                )
-            stage_outputs.append(output)
-        return stage_outputs
+        return [
+            stage_output(name, folder, folder.path.name.rpartition("--")[2]) for name, folder in self._store.outputs()
+        ]
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
+
+
+def stage_output(name: str, folder: outputs.StageFolder, fingerprint: str, how: str = "") -> StageOutput:
+    """Return the output in a folder, with time and size if it is committed."""
+    output = StageOutput(name, folder.state(), how, fingerprint, folder.data)
+    if output.state != "committed":
+        return output
+    manifest = folder.manifest()
+    num_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
+    return replace(output, seconds=manifest["seconds"], bytes=num_bytes)
 
 
 def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Session:
@@ -405,27 +392,27 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
 
     Neither the manifest file nor the sources are read. Stages that the run did not reach are not in the plan.
     """
-    settings = record.get("settings") or record["manifest"]
-    manifest = schema.Manifest.model_validate(settings)
+    manifest = schema.Manifest.model_validate(record.get("settings") or record["manifest"])
     plan: Plan = {}
     for name in stages_of(record):
+        entry = record["stages"][name]
         step = manifest.steps.get(name)
         stage = STAGES.get(name if step is None else step.stage)
-        folder = store.folder(name, record["name"], record["stages"][name]["fingerprint"])
-        if stage is None or not (folder.path / "stage.json").exists():
+        description = store.folder(name, record["name"], entry["fingerprint"]).path / "stage.json"
+        if stage is None or not description.exists():
             continue
-        metadata = read_json(folder.path / "stage.json")
+        metadata = read_json(description)
         plan[name] = Node(
             stage,
-            record["stages"][name]["fingerprint"],
+            entry["fingerprint"],
             metadata["recipe"],
             metadata["config"],
             input_fingerprints(metadata),
             tuple(metadata.get("edits", ())),
             name if name != stage.name else "",
             None if step is None else step.config,
-            record["stages"][name].get("identity", ""),
-            record["stages"][name].get("kept", {}).get("version"),
+            entry.get("identity", ""),
+            entry.get("kept", {}).get("version"),
         )
     return Session(manifest, record["manifest_file"], list(record["overrides"]), store, str(store.root), plan)
 
@@ -439,7 +426,3 @@ def _flatten(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def _kept_text(counts: Mapping[str, Any] | None) -> str:
-    return "" if counts is None else f"{counts['kept']:,} of {counts['read']:,}"

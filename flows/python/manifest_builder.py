@@ -201,11 +201,12 @@ def _save(content: Mapping[str, Any], file: Path) -> None:
 
 def _plain(value: Any) -> Any:
     """Convert a Python value to YAML data; raise ValueError if that is impossible."""
-    if value is None or isinstance(value, bool | int | float | str | date):
-        # Instances of subclasses of built-in types become the built-in type.
-        return next(
-            (kind(value) for kind in (int, float, str) if isinstance(value, kind) and type(value) is not bool), value
-        )
+    if value is None or isinstance(value, bool | date):
+        return value
+    # Instances of subclasses of built-in types become the built-in type.
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, BaseModel):

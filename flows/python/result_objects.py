@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -35,8 +35,9 @@ def answer(kind: type[Kind], found: Mapping[str, Any], **converted: Any) -> Kind
         found: values by field name; missing fields have defaults.
         converted: fields computed from the data.
     """
-    names = {field_.name for field_ in fields(kind)} - {"found"} - converted.keys()
-    return kind(found=dict(found), **{name: found[name] for name in names if name in found}, **converted)
+    names = {field_.name for field_ in fields(kind)}
+    values = {name: value for name, value in found.items() if name in names}
+    return kind(**{**values, **converted, "found": dict(found)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,14 +267,13 @@ def explanation(history: Mapping[str, Any]) -> Explanation:
 
 def replayed(comparison: Mapping[str, Any]) -> WhatIf:
     """Convert a comparison (`questions.whatif.replay`) to an object."""
-    round_tokens: Callable[[float], int] | None = round if comparison["tokens_known"] else None
-    sides = {
-        side: {
-            str(source): Size(size["documents"], size["bytes"], round_tokens(size["tokens"]) if round_tokens else None)
-            for source, size in comparison[side].items()
-        }
-        for side in ("now", "then", "unseen")
-    }
+    sides: dict[str, dict[str, Size]] = {}
+    for side in ("now", "then", "unseen"):
+        sizes = {}
+        for source, size in comparison[side].items():
+            tokens = round(size["tokens"]) if comparison["tokens_known"] else None
+            sizes[str(source)] = Size(size["documents"], size["bytes"], tokens)
+        sides[side] = sizes
     return answer(WhatIf, comparison, **sides)
 
 
