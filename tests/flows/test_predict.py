@@ -134,7 +134,7 @@ export: {}
     assert list(rows) == list(session.plan)
     assert {name for name, row in rows.items() if "error" not in row} == {"pretrain"}
     assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (20.0, "a run before")
-    assert "used up their time: give more with --sample-seconds" in rows["ingest"]["error"]
+    assert "used up their time; allow more with --sample-seconds" in rows["ingest"]["error"]
     assert rows["mix"]["error"] == "a sample has too few tokens to be mixed"
     predict.print_prediction(session, found)
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out

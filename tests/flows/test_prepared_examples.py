@@ -130,7 +130,7 @@ def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -
     before, after = opened(folder), opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4")
     with pytest.raises(
         NotReplayableError,
-        match=r"sft\.prepare.* is about examples, .* run it: \S*gristmill run .* "
+        match=r"sft\.prepare.* concerns examples, .* run it: \S*gristmill run .* "
         "--until sft_prepare",
     ):
         compare(before, after)

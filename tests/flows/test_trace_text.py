@@ -193,7 +193,7 @@ def test_without_an_index_a_sentence_says_what_to_add(traced: Session) -> None:
     folder = Path(traced.manifest_file).parent
     (folder / "bare.yaml").write_text(MANIFEST.replace("text_index:\n", ""))
     bare = open_session(str(folder / "bare.yaml"), [], str(traced.store.root))
-    with pytest.raises(TraceError, match=r"add the section `text_index: \{\}` behind `mix:`, and run: .*text_index"):
+    with pytest.raises(TraceError, match=r"add the section `text_index: \{\}` after `mix:`, and run: .*text_index"):
         trace_text(bare, "a text")
     other = open_session(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root))
     with pytest.raises(TraceError, match=r"the training rows are not indexed yet; run: .* --until text_index"):

@@ -136,7 +136,7 @@ def test_a_training_with_a_curriculum_resumes_with_the_same_prompts_and_knows_th
     for row in range(len(ids)):
         steps = [at // 2 + 1 for at, one in enumerate(asked) if one == ids[row]]
         assert [step for step, rows in reading.steps_that_read(np.array([row])).items() for _ in rows] == steps
-    with pytest.raises(TraceError, match="is known once it is there"):
+    with pytest.raises(TraceError, match="are known once it has run"):
         Reading(
             "rl",
             Any,
