@@ -125,7 +125,7 @@ def source_keys(manifest: str | None) -> dict[str, KeyInfo]:
         names = [str(name) for name in raw["sources"]]
     except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
         return {}
-    keys = {}
+    keys: dict[str, KeyInfo] = {}
     for name in names:
         keys.update(_keys(Source, f"sources.{name}."))
     return keys

@@ -159,7 +159,7 @@ def jackknife(
 
 def described(law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]) -> dict[str, dict[str, float]]:
     """Return the law's parameters with their intervals; those of `a` and `b`, which span decades, are logarithmic."""
-    numbers = {}
+    numbers: dict[str, dict[str, float]] = {}
     for name in ("floor", "a", "alpha", "b", "beta"):
         parameter = attrgetter(name)
         if name in ("a", "b"):
