@@ -1,9 +1,9 @@
-"""What no tool checks of the environment: that constraints.txt decides all of it, and that no two packages share files.
+"""Checks of the environment that no tool has: constraints.txt pins all of it, and no two packages share files.
 
-`make check` runs it behind `pip check` and pip-licenses, whose findings (JSON) it compares with docs/dependencies.md.
+`make check` runs it after `pip check` and pip-licenses, whose findings (JSON) it compares with docs/dependencies.md.
 
     python .ci/audit.py FINDINGS             print every problem; exit code 1 if there is one
-    python .ci/audit.py FINDINGS --licences  print the list of licences, docs/dependencies.md
+    python .ci/audit.py FINDINGS --licences  print the page of licences, docs/dependencies.md
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 UNPINNED = ("pip", "gristmill")
-"""What makes the environment, and what it is made for."""
+"""The installer of the environment, and the package that it is for."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,21 @@ class Package:
 
 
 def read_pins(text: str) -> dict[str, str]:
-    """The versions of constraints.txt."""
+    """Parse the versions of constraints.txt."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
 def unpinned(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[str]:
-    """Packages of other versions than constraints.txt says, or of none that it decides.
+    """Return a sentence for each package without a pin, or with another version than its pin.
 
-    A package that an installed one requires by its exact version is decided by that one (as torch decides its parts).
+    A package that an installed one requires by its exact version needs no pin (as torch's parts).
     """
-    exact = {
-        canonicalize_name(wanted.name)
-        for package in packages
-        for wanted in map(Requirement, package.requires)
-        if any(one.operator == "==" for one in wanted.specifier)
-    }
+    exact = set()
+    for package in packages:
+        for requirement in map(Requirement, package.requires):
+            if any(clause.operator == "==" for clause in requirement.specifier):
+                exact.add(canonicalize_name(requirement.name))
     for package in packages:
         if package.name in UNPINNED or (package.name in exact and package.name not in pins):
             continue
@@ -68,38 +67,39 @@ def unpinned(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[s
 
 
 def stale(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[str]:
-    """Pins of what is not installed, and what nothing that is installed asks for on any system."""
-    known = {package.name for package in packages} | {
-        canonicalize_name(Requirement(one).name) for package in packages for one in package.requires
-    }
-    yield from (f"constraints.txt pins {name}, which nothing asks for; remove it" for name in pins if name not in known)
+    """Return a sentence for each pin of a package that is not installed, and that no installed one requires."""
+    names = {package.name for package in packages}
+    for package in packages:
+        names.update(canonicalize_name(Requirement(text).name) for text in package.requires)
+    yield from (f"constraints.txt pins {name}, which nothing asks for; remove it" for name in pins if name not in names)
 
 
 def shared_files(packages: Sequence[Package]) -> Iterator[str]:
-    """Files that two packages call theirs: whichever was installed last has written them."""
+    """Return a sentence for each group of packages that own the same files, which the last installed one has written."""
     owners: dict[str, set[str]] = defaultdict(set)
     for package in packages:
         for file in package.files:
             owners[file].add(package.name)
-    both: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    shared: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for file, names in owners.items():
         if len(names) > 1:
-            both[tuple(sorted(names))].append(file)
-    for together, files in both.items():
+            shared[tuple(sorted(names))].append(file)
+    for group, files in shared.items():
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        yield f"{' and '.join(together)} both own {files[0]}{more}; only one of them can be installed"
+        yield f"{' and '.join(group)} both own {files[0]}{more}; only one of them can be installed"
 
 
-def licence_table(found: Sequence[Mapping[str, str]], pins: Mapping[str, str], looked_up: Mapping[str, str]) -> str:
-    """docs/dependencies.md: the licence of every pinned package.
+def licence_table(findings: Sequence[Mapping[str, str]], pins: Mapping[str, str], looked_up: Mapping[str, str]) -> str:
+    """Return docs/dependencies.md: the licence of every pinned package.
 
     Args:
-        found: what pip-licenses says: `Name`, and `License`, which may be a whole text.
+        findings: of pip-licenses: `Name`, and `License`, which may be a whole text.
         pins: names and versions.
-        looked_up: licences of packages that do not say theirs.
+        looked_up: licences of packages that do not declare theirs.
     """
-    said = {canonicalize_name(one["Name"]): one["License"].strip().splitlines()[0] for one in found}
-    rows = [f"| {name} | {pins[name]} | {looked_up.get(name, said[name])} |" for name in sorted(pins) if name in said]
+    licences = {canonicalize_name(entry["Name"]): entry["License"].strip().splitlines()[0] for entry in findings}
+    licences.update({name: licence for name, licence in looked_up.items() if name in licences})
+    rows = [f"| {name} | {pins[name]} | {licences[name]} |" for name in sorted(pins) if name in licences]
     return "\n".join(
         [
             "# What gristmill installs, and under which licence",
@@ -116,25 +116,19 @@ def licence_table(found: Sequence[Mapping[str, str]], pins: Mapping[str, str], l
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is wrong, or the list of licences."""
+    """Print all problems, or the page of licences."""
     pins = read_pins((ROOT / "constraints.txt").read_text())
     looked_up = yaml.safe_load((ROOT / ".ci" / "licences.yaml").read_text())
     table = licence_table(json.loads(Path(arguments[0]).read_text()), pins, looked_up)
     if "--licences" in arguments:
         print(table, end="")
         return 0
-    packages = sorted(
-        (
-            Package(
-                canonicalize_name(one.metadata["Name"]),
-                one.version,
-                tuple(one.requires or ()),
-                tuple(map(str, one.files or ())),
-            )
-            for one in distributions()
-        ),
-        key=lambda one: one.name,
-    )
+    packages = []
+    for distribution in distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        requires, files = tuple(distribution.requires or ()), tuple(map(str, distribution.files or ()))
+        packages.append(Package(name, distribution.version, requires, files))
+    packages.sort(key=lambda package: package.name)
     listed = set((ROOT / "docs" / "dependencies.md").read_text().splitlines())
     problems = [
         *unpinned(packages, pins),

@@ -1,6 +1,6 @@
-"""The reference of the command line, from what each command says of itself.
+"""Reference of the command line, from the help of each command.
 
-Typer has a copy of Click for its own, whose classes it does not offer: hence `Any`.
+Typer has a copy of Click whose classes are not public: hence `Any`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Written from the commands themselves: `gristmill COMMAND --help` says the same i
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     root = get_command(app)
     context = root.context_class(root, info_name="gristmill")
     parts = [part for name, command, above in commands(root, context) for part in section(name, command, above)]
@@ -29,7 +29,7 @@ def reference() -> str:
 
 
 def commands(group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every command below a group, with its whole name, in the order of the help."""
+    """Return every command below a group, with its whole name, in the order of the help."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
@@ -42,25 +42,22 @@ def commands(group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def section(name: str, command: Any, context: Any) -> Iterator[str]:
-    """One command: how it is called, what it does, a table of its options."""
+    """Return the parts of a command: usage, description, a table of its options."""
     yield f"## {name}\n"
     pieces = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{name} {pieces}\n```\n"
     yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n")) + "\n"
-    rows = [
-        record
-        for one in command.get_params(context)
-        if not getattr(one, "hidden", False) and (record := one.get_help_record(context)) is not None
-    ]
+    visible = [parameter for parameter in command.get_params(context) if not getattr(parameter, "hidden", False)]
+    records = [parameter.get_help_record(context) for parameter in visible]
     yield "| option | |\n| --- | --- |"
-    yield "\n".join(f"| `{cell(option)}` | {prose(text)} |" for option, text in rows) + "\n"
+    yield "\n".join(f"| `{cell(option)}` | {prose(text)} |" for option, text in filter(None, records)) + "\n"
 
 
 def cell(text: str) -> str:
-    """Text that stays in one cell of a table."""
+    """Return text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def prose(text: str) -> str:
-    """Text whose signs mean nothing in Markdown."""
+    """Return text with the signs of Markdown escaped."""
     return re.sub(r"([<\[*_])", r"\\\1", cell(text))

@@ -1,4 +1,4 @@
-"""Write the list of published models that are computed here: docs/reference/model-families.md (`make reference`)."""
+"""Write the list of supported published models: docs/reference/model-families.md (`make reference`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAINED = {
 
 
 def reference() -> str:
-    """The page."""
+    """Return the page."""
     rows = [
         f"| `{model_type}` | {name} | `{ARCHITECTURES[model_type]}` | {'yes' if model_type in GGUF_ARCHITECTURES else ''} "
         f"| {TRAINED.get(model_type, '')} |"

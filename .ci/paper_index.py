@@ -1,7 +1,7 @@
-"""Write the index of papers from what docstrings and comments of the package cite: docs/papers.md (`make reference`).
+"""Write the index of papers cited by docstrings and comments of the package: docs/papers.md (`make reference`).
 
 A citation is authors and a year, as in "Hu et al. 2022". Titles are in `.ci/papers.yaml`; an author alone with a year
-is taken for a paper only where that file has it.
+is a citation only if that file has it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,53 +27,62 @@ TOPICS = {
     "Planning, questions and people": ("flows/",),
     "Stores and seeds": ("core/",),
 }
-"""Heading -> the folders and files whose citations stand below it; the first that fits."""
+"""Heading -> folders and files whose citations are below it; the first match counts."""
+Places = dict[tuple[str, str, str], list[str]]
+"""Topic, paper and title -> links to the citing code."""
 TITLE = """\
 # Paper index
 
-Which rule, loss, schedule or kernel follows which paper, and where it is: written by `make reference` from what the
-code cites. Sections and equations stand beside the citation in the code.
+Papers that rules, losses, schedules and kernels follow, with the code that cites them: written by `make reference` from
+docstrings and comments. Sections and equations stand beside the citation in the code.
 """
 
 
 def page(lines: bool = False) -> str:
-    """The whole page; with `lines` each place has its line, as it is now: for the site, which is built each time."""
+    """Return the whole page; with `lines`, each place has its current line, for the site, which is built each time."""
     parts = [TITLE]
     papers = cited(lines)
     for topic in TOPICS:
-        rows = [
-            f"| {name} | {title} | {', '.join(places)} |" for (of, name, title), places in papers.items() if of == topic
-        ]
-        parts += [f"## {topic}\n", "| paper | title | where |", "| --- | --- | --- |", *rows, ""]
+        parts += [f"## {topic}\n", "| paper | title | where |", "| --- | --- | --- |"]
+        for (paper_topic, name, title), places in papers.items():
+            if paper_topic == topic:
+                parts.append(f"| {name} | {title} | {', '.join(places)} |")
+        parts.append("")
     return "\n".join(parts)
 
 
-def cited(lines: bool) -> dict[tuple[str, str, str], list[str]]:
-    """Topic, paper and title -> links to what cites it, sorted by paper."""
+def cited(lines: bool) -> Places:
+    """Collect citations, sorted by topic and paper."""
     titles = yaml.safe_load((ROOT / ".ci" / "papers.yaml").read_text())
-    found: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
+    links: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
     for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             topic = next(topic for topic, starts in TOPICS.items() if place.startswith(starts))
-            for line, symbol, text in written(path):
-                for match in CITED.finditer(text):
-                    name = f"{match[1]} {match[2]}"
-                    if name in titles or not re.fullmatch(rf"{NAME} \d+", name):
-                        title = title_of(titles.get(name, ""), place)
-                        named, anchor = (f" {place}:{line}", f"#L{line}") if lines else ("", "")
-                        link = f"[`{symbol or path.stem}`{named}](../{place}{anchor})"
-                        found[topic, name, title][link] = None
-    return {paper: list(places) for paper, places in sorted(found.items())}
+            for line, symbol, text in prose_of(path):
+                for name in names_in(text, titles):
+                    title = title_of(titles.get(name, ""), place)
+                    label, anchor = (f" {place}:{line}", f"#L{line}") if lines else ("", "")
+                    link = f"[`{symbol or path.stem}`{label}](../{place}{anchor})"
+                    links[topic, name, title][link] = None
+    return {paper: list(places) for paper, places in sorted(links.items())}
+
+
+def names_in(text: str, titles: Mapping[str, Any]) -> Iterator[str]:
+    """Return the papers that a text cites."""
+    for match in CITED.finditer(text):
+        name = f"{match[1]} {match[2]}"
+        if name in titles or not re.fullmatch(rf"{NAME} \d+", name):
+            yield name
 
 
 def title_of(entry: str | list[list[str]], place: str) -> str:
-    """The title of a citation in a file."""
+    """Return the title of a citation in a file."""
     return entry if isinstance(entry, str) else next(title for part, title in entry if part in place)
 
 
-def written(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Docstrings and comments of a file as single lines, each with where it begins and the name of what it is about."""
+def prose_of(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Return docstrings and comments of a file as single lines, each with its first line number and its symbol."""
     source = path.read_text()
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -84,7 +94,7 @@ def written(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def symbol_at(tree: ast.Module, line: int) -> str:
-    """The class, function or name that a line describes: the innermost that it stands in, or the one above it."""
+    """Return the class, function or name that a line describes: the innermost around it, or the one above it."""
     names: list[str] = []
     body: list[ast.stmt] = tree.body
     while True:

@@ -1,9 +1,8 @@
-"""Gather what the pages of the benchmarks say: docs/performance.md (`make reference`).
+"""Summarise the pages of the benchmarks: docs/performance.md (`make reference`).
 
-Pages older than the last commit that changed what they measure (`benchmarks.areas.MEASURES`) are named on stderr.
-
-Each page's date and machine, and every row whose ratio is below one: what is slower, or found less often, than the peer
-or the bound beside it.
+It has each page's date and machine, and every row whose ratio is below one: slower, or found less often, than the peer
+or the bound. Pages older than the last commit of the code that they measure (`benchmarks.areas.MEASURES`) are named on
+stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ AREAS = {
     "chaos": "What happens when processes, disks, files, clocks and servers fail",
 }
 MORE_IS_WORSE = {"chaos", "engines", "requests", "optimizers"}
-"""Areas whose ratios are not of that kind: ours over the peer's times, counts, losses, or whether bytes are equal."""
+"""Areas whose ratios are ours over the peer's times, counts or losses, or shares of equal bytes."""
 TITLE = """\
 # Performance
 
@@ -50,10 +49,10 @@ from the pages of the single areas.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows, slower = [], []
-    found = sorted(path.stem.removeprefix("bench-") for path in (ROOT / "docs").glob("bench-*.md"))
-    for area in [*AREAS, *(area for area in found if area not in AREAS)]:
+    pages = sorted(path.stem.removeprefix("bench-") for path in (ROOT / "docs").glob("bench-*.md"))
+    for area in [*AREAS, *(area for area in pages if area not in AREAS)]:
         text = (ROOT / "docs" / f"bench-{area}.md").read_text()
         written = re.search(r"^Written[^:]*: (.*?)\.?$", text, re.MULTILINE)
         rows.append(f"| [{area}](bench-{area}.md) | {AREAS.get(area, '')} | {written[1] if written else ''} |")
@@ -67,35 +66,33 @@ def page() -> str:
 
 
 def below_one(area: str, text: str) -> list[str]:
-    """The rows of a page's tables whose ratio is below one, unless less is better."""
-    found = []
+    """Return the rows of a page's tables whose ratio is below one, unless less is better."""
+    rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if (
-            len(cells) == 6
-            and re.fullmatch(r"\d+(\.\d+)?", cells[4])
-            and float(cells[4]) < 1
-            and ("less is better" not in cells[5] and cells[3] not in ("bytes", "GB", "per MB"))
-        ):
-            found.append(f"| {area} | " + " | ".join(cells) + " |")
-    return found
+        if len(cells) != 6 or not re.fullmatch(r"\d+(\.\d+)?", cells[4]):
+            continue
+        less_is_better = "less is better" in cells[5] or cells[3] in ("bytes", "GB", "per MB")
+        if float(cells[4]) < 1 and not less_is_better:
+            rows.append(f"| {area} | " + " | ".join(cells) + " |")
+    return rows
 
 
 def written_at(text: str) -> str:
-    """When a page was measured, `2026-11-24 18:00`; the empty string if it does not say so."""
+    """Return the time of a page's measurement, `2026-11-24 18:00`; the empty string if it has none."""
     match = re.search(r"(\d{4}-\d\d-\d\d \d\d:\d\d)", text)
     return match[1] if match else ""
 
 
 def changed_at(paths: tuple[str, ...]) -> str:
-    """When a commit last changed some folders or files, as `written_at` writes it."""
+    """Return the time of the last commit of folders or files, in the form of `written_at`."""
     command = ["git", "log", "-1", "--format=%cd", "--date=unix", "--", *paths]
     seconds = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return f"{datetime.fromtimestamp(int(seconds)):%Y-%m-%d %H:%M}"
 
 
 def stale_pages() -> list[str]:
-    """A sentence for each page that is older than what it measures."""
+    """Return a sentence for each page that is older than the code that it measures."""
     sentences = []
     for area, paths in MEASURES.items():
         page_path = f"docs/bench-{area}.md"

@@ -1,8 +1,7 @@
 """Draw the pictures of the documentation, boxes and arrows, into docs/pictures: `make pictures`.
 
-Each is one SVG that stands on a ground of its own, light or dark as the reader's machine is, so that it can be read on
-any page. Coordinates are in pixels of a picture 880 wide. What a picture shows of an order, of packing or of a rule is
-computed by the package itself.
+Each is an SVG with a background of its own, light or dark by the reader's colour scheme, so that it is readable on any
+page. Coordinates are in pixels of a picture 880 wide. The package itself computes the orders, packings and rules.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MIDDLE, START = "middle", "start"
 
 
 def picture(title: str, height: int, *parts: str) -> str:
-    """A whole file; `title` is what is read out."""
+    """Return a whole file; `title` is for screen readers."""
     body = "\n".join(parts)
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">
@@ -56,7 +55,7 @@ def picture(title: str, height: int, *parts: str) -> str:
 
 
 def box(x: int, y: int, width: int, height: int, head: str, *lines: str, kind: str = "box") -> str:
-    """A box with a heading and smaller lines below it, all in its middle."""
+    """Return a box with a heading and smaller lines below it, all centred."""
     top = y + height / 2 - 9 * len(lines) + 5
     texts = [label(x + width / 2, top, head, "head")]
     texts += [label(x + width / 2, top + 18 * (at + 1), line, "small") for at, line in enumerate(lines)]
@@ -64,17 +63,17 @@ def box(x: int, y: int, width: int, height: int, head: str, *lines: str, kind: s
 
 
 def label(x: float, y: float, text: str, kind: str = "", anchor: str = MIDDLE) -> str:
-    """A line of text."""
+    """Return a line of text."""
     return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def arrow(*points: tuple[int, int], kind: str = "") -> str:
-    """A line through points, with a tip at its end."""
+    """Return a line through points, with a tip at its end."""
     return f'<polyline class="arrow {kind}" points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
 
 
 def cells(x: int, y: int, width: int, height: int, parts: list[tuple[int, str, str]]) -> str:
-    """A bar cut into parts: the share of each in `width`, its kind and its text."""
+    """Return a bar of parts, each with its share of `width`, its kind and its text."""
     drawn, total = [], sum(share for share, _, _ in parts)
     for share, kind, text in parts:
         wide = width * share / total
@@ -87,7 +86,7 @@ def cells(x: int, y: int, width: int, height: int, parts: list[tuple[int, str, s
 
 
 def chain() -> str:
-    """From files to a model, with what is asked of it below."""
+    """Draw the way from files to a model, with questions below."""
     steps = [
         ("sources", "a", ["JSONL, Parquet,", "WARC, HTML,", "text, code"]),
         ("prepare", "b", ["clean, langid,", "filter, dedup,", "quality, leaks"]),
@@ -132,7 +131,7 @@ def chain() -> str:
 
 
 def store() -> str:
-    """What a fingerprint is made of, and what a changed key reaches."""
+    """Draw the inputs of a fingerprint, and the effect of a changed key."""
     parts = [
         label(
             WIDTH / 2,
@@ -150,9 +149,9 @@ def store() -> str:
         ("pretrain", "model, steps"),
     ]
     for at, (name, key) in enumerate(stages):
-        x, made = 20 + at * 144, at >= 2
-        parts.append(box(x, 60, 122, 62, name, key, kind="d" if made else "b"))
-        parts.append(label(x + 61, 144, "another hash" if made else "the same hash", "small"))
+        x, is_rebuilt = 20 + at * 144, at >= 2
+        parts.append(box(x, 60, 122, 62, name, key, kind="d" if is_rebuilt else "b"))
+        parts.append(label(x + 61, 144, "another hash" if is_rebuilt else "the same hash", "small"))
         if at:
             parts.append(arrow((x - 22, 91), (x - 1, 91)))
     parts += [
@@ -177,9 +176,9 @@ def store() -> str:
         ("manifest.json", "every file with its checksum"),
         ("_SUCCESS", "written last: only then it counts"),
     ]
-    for at, (name, what) in enumerate(files):
+    for at, (name, content) in enumerate(files):
         parts.append(label(430, 214 + 22 * at, name, "mono", START))
-        parts.append(label(546, 214 + 22 * at, what, "small", START))
+        parts.append(label(546, 214 + 22 * at, content, "small", START))
     parts += [
         label(185, 270, "not in it: workers, ranks, engine, log level,", "small"),
         label(185, 288, "the time, the machine: they change no result", "small"),
@@ -188,7 +187,7 @@ def store() -> str:
 
 
 def annotations() -> str:
-    """A document shard and the tables of two steps, row by row."""
+    """Draw a document shard and the tables of two steps, row by row."""
     parts = [
         label(20, 32, "documents (never change)", "head", START),
         label(400, 32, "filter", "head"),
@@ -216,7 +215,7 @@ def annotations() -> str:
 
 
 def conservation() -> str:
-    """Every document that was read is somewhere; the figures are those of docs/how-to/README.md."""
+    """Draw the conservation of documents, with the figures of docs/how-to/README.md."""
     parts = [label(WIDTH / 2, 30, "read = kept + dropped by a named rule + quarantined, at every stage", "head")]
     steps = [
         ("ingest", [(258, "b", "kept 258")]),
@@ -229,8 +228,8 @@ def conservation() -> str:
         parts += [label(30, y + 24, name, "head", START), label(100, y + 24, f"read {read}", "small", START)]
         parts.append(cells(170, y, wide * read // 258, 36, shares))
         if at:
-            why = ["min_words 8, max_duplicate_line_ratio 8", "near_duplicate 20"][at - 1]
-            parts.append(label(590, y + 23, why, "small", START))
+            reasons = ["min_words 8, max_duplicate_line_ratio 8", "near_duplicate 20"][at - 1]
+            parts.append(label(590, y + 23, reasons, "small", START))
     parts.append(
         label(WIDTH / 2, 232, "258 = 222 + 16 + 20 + 0 quarantined; a stage whose counts do not balance fails", "small")
     )
@@ -241,7 +240,7 @@ TEXT = "The mill\n# The mill\n- flour, 3 lb\n\nThe river runs to the mill, and t
 
 
 def dialects() -> str:
-    """One text, as each dialect of Gopher's rules counts it."""
+    """Draw the values of a text in each dialect of Gopher's rules."""
     parts = [label(30, 32, "One text", "head", START), label(410, 32, "what five projects count in it", "head", START)]
     for at, line in enumerate(TEXT.split("\n")):
         parts.append(label(30, 62 + at * 22, line, "mono", START))
@@ -251,9 +250,9 @@ def dialects() -> str:
     for row, dialect in enumerate(DIALECTS):
         y = 72 + row * 34
         parts.append(box(410, y, 104, 28, dialect, kind="c"))
-        found = statistics(pa.array([TEXT]), GopherRules(dialect=dialect))
+        values = statistics(pa.array([TEXT]), GopherRules(dialect=dialect))
         for at, name in enumerate(shown):
-            value = float(found[name][0])
+            value = float(values[name][0])
             parts.append(label(572 + at * 88, y + 19, "-" if np.isnan(value) else f"{value:.3g}", "mono"))
     parts.append(label(30, 228, "so one threshold draws", "small", START))
     parts.append(label(30, 246, "five different lines", "small", START))
@@ -261,7 +260,7 @@ def dialects() -> str:
 
 
 def order() -> str:
-    """Quotas of rows, and the order in which they are read."""
+    """Draw quotas of rows, and their order."""
     total = 20
     quotas = [row[0] for row in round_table([[share * total] for share in (Fraction(7, 10), Fraction(3, 10))])]
     read = Order(quotas, seed=7).rows(np.arange(total))
@@ -296,7 +295,7 @@ def order() -> str:
 
 
 def row_cells(x: int, y: int, rows: list[tuple[int, str]]) -> str:
-    """Numbered cells side by side."""
+    """Return numbered cells side by side."""
     return "".join(
         f'<rect class="{kind}" x="{x + at * 41}" y="{y}" width="38" height="38" rx="4"/>'
         + label(x + at * 41 + 19, y + 24, str(row), "small")
@@ -309,7 +308,7 @@ ROW = 16
 
 
 def packing() -> str:
-    """The same documents in rows of 16 tokens by both packings."""
+    """Draw the same documents in rows of 16 tokens by both packings."""
     kinds = ["a", "b", "c", "d", "box", "a", "b"]
     documents = [[number] * size for number, size in enumerate(LENGTHS)]
     stream, best = (
@@ -321,10 +320,10 @@ def packing() -> str:
         for packed in (pack(documents, ROW, "stream"), pack(documents, ROW))
     )
     parts = []
-    for x, title, found in ((30, "stream: back to back", stream), (460, "best_fit: whole where it can be", best)):
+    for x, title, pieces in ((30, "stream: back to back", stream), (460, "best_fit: whole where it can be", best)):
         parts.append(label(x, 32, title, "head", START))
         places: dict[int, int] = {}
-        for row, owner, size in found:
+        for row, owner, size in pieces:
             at = places.get(row, 0)
             places[row] = at + size
             kind, text = ("ground", "pad") if owner < 0 else (kinds[owner], f"{'ABCDEFG'[owner]} {size}")
@@ -333,12 +332,12 @@ def packing() -> str:
                 f'stroke="var(--line)"/>' + label(x + (at + size / 2) * 24, 68 + row * 40, text, "small")
             )
     owners = [owner for _, owner, _ in stream if owner >= 0]
-    cut_ones = sum(owners.count(owner) > 1 for owner in set(owners))
+    num_cut = sum(owners.count(owner) > 1 for owner in set(owners))
     pads = sum(size for _, owner, size in best if owner < 0)
     bottom = 64 + 40 * max(row + 1 for row, _, _ in stream + best)
     parts += [
         label(
-            30, bottom, f"{cut_ones} of {len(LENGTHS)} documents are cut; only the last row is padded", "small", START
+            30, bottom, f"{num_cut} of {len(LENGTHS)} documents are cut; only the last row is padded", "small", START
         ),
         label(460, bottom, f"none is cut; padding, {pads} here, is never trained on", "small", START),
     ]
@@ -346,20 +345,22 @@ def packing() -> str:
 
 
 def resume() -> str:
-    """The batches of four processes, a kill, and the same batches on two."""
+    """Draw the batches of four processes, a kill, and the same batches on two."""
     read = Order([14, 6], seed=7).rows(np.arange(12)).reshape(3, 4)
     parts = [label(30, 32, "Batch b is rows order(4b) to order(4b + 3), whoever reads them", "head", START)]
     for step, rows in enumerate(read.tolist()):
         x = 110 + step * 255
         parts.append(label(x + 105, 62, f"step {step + 1}", "head"))
-        two = step == 2
+        is_resumed = step == 2
         for rank in range(4):
-            kind = "c" if two and rank < 2 else "b"
+            kind = "c" if is_resumed and rank < 2 else "b"
             parts.append(
                 f'<rect class="{kind}" x="{x + rank * 54}" y="74" width="48" height="40" rx="4"/>'
                 + label(x + rank * 54 + 24, 99, str(rows[rank]), "mono")
             )
-        parts.append(label(x + 105, 136, "2 processes, two rows each" if two else "4 processes, a row each", "small"))
+        parts.append(
+            label(x + 105, 136, "2 processes, two rows each" if is_resumed else "4 processes, a row each", "small")
+        )
     parts += [
         box(250, 160, 240, 52, "checkpoint", "weights, moments, one integer: 2", kind="a"),
         box(550, 160, 140, 52, "SIGKILL", "step 3 had begun", kind="d"),
@@ -378,7 +379,7 @@ def resume() -> str:
 
 
 def tracing() -> str:
-    """From a step to its documents, and from a document to its steps."""
+    """Draw the way from a step to its documents, and back."""
     chain_of = [
         ("step 1,200", ["of pretrain"], "c"),
         ("rows", ["order(seed, step)", "computed"], "c"),
@@ -399,7 +400,7 @@ def tracing() -> str:
 
 
 def loop() -> str:
-    """One step of a training."""
+    """Draw a step of a training."""
     steps = [
         ("rows", ["order(seed, step)", "read ahead"], "b"),
         ("loss", ["micro-batches;", "sum over all ranks"], "c"),
@@ -428,7 +429,7 @@ def loop() -> str:
 
 
 def prefect() -> str:
-    """Which of the two decides what."""
+    """Draw the division of work between the store and Prefect."""
     parts = [
         box(30, 40, 250, 170, "", kind="b"),
         label(155, 66, "the store", "head"),
@@ -484,13 +485,13 @@ PICTURES = {
 
 
 def main(folder: Path) -> None:
-    """Write all of them."""
+    """Write all pictures."""
     for name, draw in PICTURES.items():
         (folder / f"{name}.svg").write_text(draw())
 
 
 def drawn() -> Iterator[tuple[str, str]]:
-    """The name and the text of each."""
+    """Return the name and the text of each picture."""
     yield from ((f"{name}.svg", draw()) for name, draw in PICTURES.items())
 
 

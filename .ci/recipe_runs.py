@@ -1,8 +1,7 @@
-"""Run every recipe to its end on small stand-in data, and write what that took and gave to docs/recipe-runs.md.
+"""Run every recipe to its end on small stand-in data, and write cost and results to docs/recipe-runs.md.
 
-`.ci/recipe_runs.py [NAME ...]`; with names, the sections of these are written again and the others stay. The data are
-those of tests/flows/recipe_stand_ins.py. fastText's language identification lies where a test finds it, or where
-$GRISTMILL_LID_MODEL says.
+`.ci/recipe_runs.py [NAME ...]`; with names, only their sections are written again. The data are those of
+tests/flows/recipe_stand_ins.py. The model of languages is the one of the tests, or that of $GRISTMILL_LID_MODEL.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ SOURCES_SHOWN = 9
 
 
 @dataclass(frozen=True)
-class Took:
-    """What a command took: seconds by the clock, seconds of processors of it and its children."""
+class Cost:
+    """Seconds of a command by the clock, and seconds of processors of it and its children."""
 
     seconds: float
     cpu_seconds: float
@@ -74,43 +73,43 @@ def main(names: Sequence[str]) -> None:
         os.chdir("data")
         for name in names or recipe_names():
             settings = settings_of(name, model_at(endpoint.url))
-            took = run(name, [*settings, "--store", f"{folder}/{name}"])
+            cost = run(name, [*settings, "--store", f"{folder}/{name}"])
             facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], f"{folder}/{name}"), whole=False)
-            old[name] = "\n" + "\n\n".join(section(name, facts, took, settings[1::2])) + "\n\n"
-            print(f"{name}: {took.seconds:.1f} s", file=sys.stderr)
+            old[name] = "\n" + "\n\n".join(section(name, facts, cost, settings[1::2])) + "\n\n"
+            print(f"{name}: {cost.seconds:.1f} s", file=sys.stderr)
             sections = "".join(f"## {name}\n{old[name]}" for name in recipe_names() if name in old)
             PAGE.write_text(f"{HEAD}\n{sections.rstrip()}\n")
 
 
-def run(name: str, arguments: Sequence[str]) -> Took:
+def run(name: str, arguments: Sequence[str]) -> Cost:
     """Run a recipe as a user does, in a process of its own.
 
     Raises:
-        SystemExit: it failed; what it printed is shown.
+        SystemExit: it failed; the message has its output.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
             [sys.executable, "-m", "gristmill", "run", f"recipe:{name}", "--no-ui", *arguments],
             stdout=printed,
             stderr=subprocess.STDOUT,
         )
-        _, status, used = os.wait4(process.pid, 0)
+        _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             printed.seek(0)
             raise SystemExit(f"recipe:{name} failed\n{printed.read()}")
-    return Took(time.monotonic() - began, used.ru_utime + used.ru_stime)
+    return Cost(time.monotonic() - start, usage.ru_utime + usage.ru_stime)
 
 
-def section(name: str, facts: Facts, took: Took, settings: Sequence[str]) -> Iterator[str]:
-    """The paragraphs of a recipe, which was run with these settings."""
+def section(name: str, facts: Facts, cost: Cost, settings: Sequence[str]) -> Iterator[str]:
+    """Return the paragraphs of a recipe that was run with some settings."""
     yield describe_recipe(name)
     stages = ", ".join(
         f"{stage['stage']} {stage['seconds']:.1f}" for stage in facts["stages"] if stage["seconds"] is not None
     )
     yield (
-        f"**{took.cpu_seconds:.0f} s** of processors, {took.seconds:.0f} s by the clock ({surroundings('train')}). "
+        f"**{cost.cpu_seconds:.0f} s** of processors, {cost.seconds:.0f} s by the clock ({surroundings('train')}). "
         f"Seconds of each stage: {stages}."
     )
     if facts["funnel"]:
@@ -126,7 +125,7 @@ def section(name: str, facts: Facts, took: Took, settings: Sequence[str]) -> Ite
                 for row in facts["funnel"]
             ],
         )
-    yield from filter(None, (made(facts), mixture(facts), separated(facts)))
+    yield from filter(None, (generated(facts), mixture(facts), classifiers(facts)))
     if facts["training"]:
         yield table(
             ("training", "steps", "first loss", "last loss", ""),
@@ -141,80 +140,87 @@ def section(name: str, facts: Facts, took: Took, settings: Sequence[str]) -> Ite
                 for row in loss_rows(facts)
             ],
         )
-    of_text = [row for row in effect_rows(facts) if row[0] == PRETRAIN]
-    if of_text:
-        said = ", ".join(f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}" for row in of_text)
-        yield f"Bits per byte, from the first batch's to those of held-out text at the end: {said}."
-    if of_others := [row for row in effect_rows(facts) if row not in of_text]:
-        yield table(("training", "held out", "before", "after", ""), of_others)
+    pretrain_rows = [row for row in effect_rows(facts) if row[0] == PRETRAIN]
+    if pretrain_rows:
+        changes = ", ".join(f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}" for row in pretrain_rows)
+        yield f"Bits per byte, from the first batch's to those of held-out text at the end: {changes}."
+    other_rows = [row for row in effect_rows(facts) if row[0] != PRETRAIN]
+    if other_rows:
+        yield table(("training", "held out", "before", "after", ""), other_rows)
     yield from filter(None, [at_its_size(name, settings)])
-    yield f"*It worked if* {worked(name)}"
+    yield f"*It worked if* {expectation(name)}"
 
 
-def made(facts: Facts) -> str:
-    """What sets of examples that a model wrote came to."""
-    parts = []
-    for stage, of in facts["summaries"].items():
-        if "gives" not in of or "answers" not in of:
+def generated(facts: Facts) -> str:
+    """Summarise the sets of examples that a model wrote."""
+    sentences = []
+    for stage, summary in facts["summaries"].items():
+        if "gives" not in summary or "answers" not in summary:
             continue
-        said = f"`{stage}` gave {of['examples']:,} {of['gives']} from {of['prompts']['read']:,} prompts"
-        if "grown" in of:
-            said += f", {of['grown']['kept']:,} of them new, of {of['grown']['requests']:,} requests"
-        parts.append(
-            said
-            + "".join(f"; mean reward of {which} answers {one['mean']:.3f}" for which, one in of["rewards"].items())
-            + "."
-        )
-    return " ".join(parts)
+        prompts = f"{summary['prompts']['read']:,} prompts"
+        sentence = f"`{stage}` gave {summary['examples']:,} {summary['gives']} from {prompts}"
+        if "grown" in summary:
+            grown = summary["grown"]
+            sentence += f", {grown['kept']:,} of them new, of {grown['requests']:,} requests"
+        for kind, reward in summary["rewards"].items():
+            sentence += f"; mean reward of {kind} answers {reward['mean']:.3f}"
+        sentences.append(f"{sentence}.")
+    return " ".join(sentences)
 
 
 def mixture(facts: Facts) -> str:
-    """How many tokens were mixed, and the share of each source beside what was asked for."""
+    """Return the number of mixed tokens, and the share of each source beside the requested one."""
     if "packed" not in facts:
         return ""
     rows = sorted(mixture_rows(facts), key=lambda row: -row["share"])
-    said = [f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})" for row in rows[:SOURCES_SHOWN]]
-    return f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): {', '.join(said)}."
+    shares = [f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})" for row in rows[:SOURCES_SHOWN]]
+    return f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): {', '.join(shares)}."
 
 
-def separated(facts: Facts) -> str:
-    """How well classifiers that learnt here tell held-out documents apart."""
-    parts = []
-    for stage, of in facts["summaries"].items():
-        found: Any = of.get("distilled", of)
-        if "auc" in found:
-            parts.append(f"`{stage}`: AUC {found['auc']:.3f} on {found['held_out']:,} held-out documents.")
-    return " ".join(parts)
+def classifiers(facts: Facts) -> str:
+    """Return the area under the curve of each classifier that was trained here, on held-out documents."""
+    sentences = []
+    for stage, summary in facts["summaries"].items():
+        results: Any = summary.get("distilled", summary)
+        if "auc" in results:
+            sentences.append(f"`{stage}`: AUC {results['auc']:.3f} on {results['held_out']:,} held-out documents.")
+    return " ".join(sentences)
 
 
 def at_its_size(name: str, settings: Sequence[str]) -> str:
-    """What the pre-training of a recipe needs by itself; empty where it has none, or begins with a model of yours."""
+    """Return the cost of a recipe's pre-training at its own size; empty if it has none, or begins with a user's model."""
     pretrain = load_manifest(f"recipe:{name}").pretrain
     if pretrain is None or pretrain.model.init_from is not None:
         return ""
-    paths = [part for one in settings if ".path=" in one for part in ("--set", one)]
+    paths = []
+    for setting in settings:
+        if ".path=" in setting:
+            paths += ["--set", setting]
     command = [sys.executable, "-m", "gristmill", "plan", f"recipe:{name}", "--gpus", "1", "--json", *paths]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    form = min((form for form in found["forms"] if form["fits"]), key=lambda form: form["hours"])
+    plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    form = min((form for form in plan["forms"] if form["fits"]), key=lambda form: form["hours"])
     return (
         f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} --set ... --gpus 1`: "
-        f"{found['model']['parameters'] / 1e6:.0f} M parameters, {found['training']['tokens'] / 1e9:.2f} B tokens, "
-        f"{found['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {found['gpu']['name']} at an "
-        f"assumed MFU of {found['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB."
+        f"{plan['model']['parameters'] / 1e6:.0f} M parameters, {plan['training']['tokens'] / 1e9:.2f} B tokens, "
+        f"{plan['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {plan['gpu']['name']} at an "
+        f"assumed MFU of {plan['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB."
     )
 
 
-def worked(name: str) -> str:
-    """What a recipe says of when it has worked."""
-    found = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
-    assert found is not None, name
-    return found[1].replace("\n# ", " ")
+def expectation(name: str) -> str:
+    """Return a recipe's own text about expected results."""
+    match = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    assert match is not None, name
+    return match[1].replace("\n# ", " ")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, in which columns of numbers stand to the right."""
-    numeric = [all(re.fullmatch(r"[-\d,.%]+", row[at]) for row in rows) for at in range(len(head))]
-    lines = [head, ["---:" if one else "---" for one in numeric], *rows]
+    """Return a Markdown table, in which columns of numbers are aligned to the right."""
+    rules = []
+    for column in range(len(head)):
+        is_numeric = all(re.fullmatch(r"[-\d,.%]+", row[column]) for row in rows)
+        rules.append("---:" if is_numeric else "---")
+    lines = [head, rules, *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """Write the reference of the rules that judge documents: docs/reference/rules.md (`make reference`).
 
-Thresholds and their sources come from the manifest's schema, definitions from the modules that measure, and the values
-of the sample texts from the kernels themselves.
+Thresholds and their sources come from the manifest's schema, definitions from the modules of the statistics, and the
+values of the sample texts from the kernels themselves.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ DEFINED_IN = {
     "bad_words": "rules_words",
     "toxicity": "rules_words",
 }
-"""Rule set -> the module that has its definitions; those of Gopher's are in one module per dialect."""
+"""Rule set -> module of its definitions; Gopher's are in one module per dialect."""
 SAMPLES = {
     "A": "The mill by the river grinds corn, and the miller of the village has been up since four.\n"
     'He asked: "Have you seen the boat?" Nobody had.\n\n- corn\n- rye\n- oats ...',
     "B": "Click here!\nClick here!\nClick here!\nsubscribe to our newsletter #deal #deal {x}",
     "C": "int main(void) { return 0; }\n" * 3,
 }
-"""Texts whose values the page has: prose with a list, boilerplate, and code (as `main.c`)."""
+"""Sample texts of the page: prose with a list, boilerplate, and code (as `main.c`)."""
 LISTED = {"urls", "bad_words", "toxicity"}
-"""What needs lists or models of the user's, and measures nothing without."""
+"""Rule sets that need lists or models of the user."""
 TITLE = """\
 # Rules
 
@@ -56,7 +56,7 @@ measured of three texts.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [TITLE]
     texts = "\n\n".join(f"{name}:\n\n```text\n{text.rstrip()}\n```" for name, text in SAMPLES.items())
     parts.append(f"The three texts (C is called `main.c`):\n\n{texts}\n")
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def section(name: str) -> list[str]:
-    """A rule set: its source, thresholds and options, definitions, and golden values."""
+    """Return the parts of a rule set: source, thresholds and options, definitions, and golden values."""
     model = section_of(name)
     parts = [
         f"## {name}\n",
@@ -102,27 +102,27 @@ def section(name: str) -> list[str]:
         ]
     else:
         parts += ["| column | " + " | ".join(SAMPLES) + " |", "| --- |" + " ---: |" * len(SAMPLES)]
-        parts += [f"| `{column}` | " + " | ".join(map(value, found)) + " |" for column, found in columns.items()]
+        parts += [f"| `{column}` | " + " | ".join(map(value, numbers)) + " |" for column, numbers in columns.items()]
     return [*parts, ""]
 
 
 def section_of(name: str) -> Any:
-    """The model of a rule set's settings."""
+    """Return the model of a rule set's settings."""
     annotation = Rules.model_fields[name].annotation
     assert isinstance(annotation, UnionType)
     return get_args(annotation)[0]
 
 
 def golden(name: str, dialect: str | None = None) -> dict[str, np.ndarray]:
-    """Column -> its value of each sample, with the set's defaults."""
-    count = len(SAMPLES)
+    """Return column -> its value for each sample, with the set's defaults."""
+    unknown = pa.nulls(len(SAMPLES), pa.string())
     rows = pa.table(
         {
             "text": list(SAMPLES.values()),
-            "language": pa.array([None] * count, pa.string()),
-            "script": pa.array([None] * count, pa.string()),
+            "language": unknown,
+            "script": unknown,
             "locator": ["a.txt", "b.txt", "main.c"],
-            "metadata": ["{}"] * count,
+            "metadata": ["{}"] * len(SAMPLES),
         }
     )
     rules = Rules.model_validate({name: {} if dialect is None else {"dialect": dialect}})
@@ -130,19 +130,21 @@ def golden(name: str, dialect: str | None = None) -> dict[str, np.ndarray]:
 
 
 def value(number: float) -> str:
-    """A value as the page shows it: whole numbers whole, others with four digits."""
+    """Return a value as text: whole numbers whole, others with four digits."""
     if np.isnan(number):
         return "null"
     return f"{int(number)}" if float(number).is_integer() else f"{number:.4g}"
 
 
 def shown(default: Any) -> str:
-    """A default as a manifest has it."""
-    return "none" if default is None else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    """Return a default as in a manifest."""
+    if default is None:
+        return "none"
+    return f"`{str(default).lower()}`" if isinstance(default, bool) else f"`{default}`"
 
 
 def definitions(module: str) -> str:
-    """The docstring of a module, with a link to it."""
+    """Return the docstring of a module, with a link to it."""
     path = ROOT / FOLDER / f"{module}.py"
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     text = re.sub(r"(?m)^    (?=\S)", "  ", text) if "\n- " in text else text

@@ -1,26 +1,24 @@
-"""Measure how many texts lie beyond the limits of the rule set `running_text`, beside stricter and looser ones.
+"""Count texts beyond the limits of the rule set `running_text`, and beyond stricter and looser ones.
 
     python .ci/running_text_limits.py [FILE.jsonl.zst ...]
 
-The made kinds of `benchmarks/dataprep/text_kinds.py`, then files of JSON lines with a `text`, which is cut into passages
-of 4,000 characters where the file is of books. The manual's figures are of DCLM's 258 pages that people judged, 336 posts
+The kinds of `benchmarks/dataprep/text_kinds.py`, then files of JSON lines with a `text`; books are cut into passages of
+4,000 characters. The manual's figures are of DCLM's 258 pages that people judged, 336 posts
 of 18F, 550 sections of the Open Logic Text, 467 PEPs in their first 8,000 characters, and the first 4,000 passages of
 books of Project Gutenberg.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import zstandard
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
+from benchmarks.public_data import read_records
 from gristmill.dataprep.filtering.rules_running_text import running_text_statistics
 
 FUNCTION_WORD_LIMITS = (0.08, 0.1)
@@ -30,17 +28,15 @@ MOST = 4000
 
 
 def passages(path: Path) -> list[str]:
-    """The texts of a file."""
-    with path.open("rb") as source:
-        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(source), encoding="utf-8")
-        texts = [json.loads(line)["text"] for line in lines]
+    """Return the texts of a file."""
+    texts = [record["text"] for record in read_records(path)]
     if "books" not in path.name:
         return [text[:LONGEST] if "peps" in path.name else text for text in texts]
-    return [text[at : at + PASSAGE] for text in texts for at in range(0, len(text), PASSAGE)][:MOST]
+    return [text[start : start + PASSAGE] for text in texts for start in range(0, len(text), PASSAGE)][:MOST]
 
 
 def counts(texts: list[str]) -> str:
-    """How many texts are beyond each limit."""
+    """Count the texts beyond each limit."""
     columns = running_text_statistics(pa.array(texts, pa.large_string()), [None] * len(texts))
     functions, stray = columns["function_word_ratio"], columns["stray_determiner_ratio"]
     below = [f"function words below {limit}: {np.sum(functions < limit)}" for limit in FUNCTION_WORD_LIMITS]
@@ -49,7 +45,7 @@ def counts(texts: list[str]) -> str:
 
 
 def rows(paths: list[str]) -> Iterator[str]:
-    """A line for each kind and file."""
+    """Return a line for each kind and file."""
     yield from (f"{kind.name}: {counts(documents(kind))}" for kind in KINDS)
     yield from (f"{path}: {counts(passages(Path(path)))}" for path in paths)
 

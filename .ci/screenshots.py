@@ -1,7 +1,7 @@
 """Photograph the pages of a run for docs/gallery.md, light and dark: `.ci/screenshots.py FOLDER`.
 
-FOLDER is one in which the commands of docs/how-to/README.md have run. Its report, the browser of its data and Prefect's
-own pages are shown by the system's Chromium; pictures have few colours so that they are small.
+The commands of docs/how-to/README.md must have run in FOLDER. The system's Chromium shows its report, the browser of its
+data and Prefect's own pages; pictures have few colours so that they are small.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.servers import call_prefect, free_ports, kept_password, wait_for  # n
 OUT = ROOT / "docs" / "pictures"
 COLOURS = 64
 SETTLED_MILLISECONDS = 10_000
-"""After so long the charts of Prefect's pages have ended to move, for which there is no sign."""
+"""Time until the charts of Prefect's pages no longer move, which nothing signals."""
 
 
 @contextmanager
 def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A command of gristmill that serves pages until this is left."""
+    """Run a command of gristmill that serves pages until the context ends."""
     with subprocess.Popen(
         [sys.executable, "-m", "gristmill", *arguments],
         cwd=folder,
@@ -50,13 +50,13 @@ def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[subproc
 
 
 def take(page: Any, name: str) -> None:
-    """Write a picture of what the page shows."""
+    """Write a picture of a page."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS)
     picture.save(OUT / f"{name}.png", optimize=True)
 
 
 def pages_of(browser: Any, height: int, script: str = "") -> Iterator[tuple[str, Any]]:
-    """A page in each colour scheme, in which a script runs first."""
+    """Return a page in each colour scheme, in which a script runs first."""
     for scheme in ("light", "dark"):
         context = browser.new_context(viewport={"width": 1100, "height": height}, color_scheme=scheme)
         context.set_default_timeout(60_000)
@@ -67,7 +67,7 @@ def pages_of(browser: Any, height: int, script: str = "") -> Iterator[tuple[str,
 
 
 def photograph_report(folder: Path, browser: Any) -> None:
-    """The first screen of the report."""
+    """Photograph the first screen of the report."""
     subprocess.run(
         [sys.executable, "-m", "gristmill", "report", "mill.yaml", "--out", "report.html"], cwd=folder, check=True
     )
@@ -77,7 +77,7 @@ def photograph_report(folder: Path, browser: Any) -> None:
 
 
 def photograph_data(folder: Path, browser: Any) -> None:
-    """A search in the browser of data, and the documents that it finds."""
+    """Photograph a search in the browser of data, and its documents."""
     with serving(folder, "browse", "mill.yaml", "--port", "0") as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[0].rstrip("/")
@@ -87,7 +87,7 @@ def photograph_data(folder: Path, browser: Any) -> None:
 
 
 def photograph_prefect(folder: Path, browser: Any) -> None:
-    """The page of a run in Prefect's own interface."""
+    """Photograph the page of a run in Prefect's own interface."""
     port = free_ports()
     address = f"http://127.0.0.1:{port}"
     with (
@@ -126,13 +126,13 @@ def photograph_prefect(folder: Path, browser: Any) -> None:
             take(page, f"prefect-{scheme}")
 
 
-def main(folder: Path, *wanted: str) -> None:
+def main(folder: Path, *kinds: str) -> None:
     """Write all pictures, or those of some of `report`, `data` and `prefect`."""
-    kinds = {"report": photograph_report, "data": photograph_data, "prefect": photograph_prefect}
+    photographers = {"report": photograph_report, "data": photograph_data, "prefect": photograph_prefect}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for kind in wanted or kinds:
-            kinds[kind](folder, browser)
+        for kind in kinds or photographers:
+            photographers[kind](folder, browser)
         browser.close()
 
 

@@ -1,8 +1,8 @@
 """Write the pages of the documentation's site, llms.txt and one bundle of all pages: `.ci/site.py build/pages`.
 
-The pages are those of docs/, CONTRIBUTING.md, the pages of deploy/, and the reference of the command line. The
-index of papers has lines of the code here, which docs/papers.md has not, since they move. A link to a file that has no
-page becomes one into the repository, if pyproject.toml says where that is, or plain text.
+The pages are those of docs/, CONTRIBUTING.md, the pages of deploy/, and the reference of the command line. The index of
+papers has lines of the code here, and none in docs/papers.md, since they change. A link to a file without a page
+becomes one into the repository, if pyproject.toml has its address, or plain text.
 """
 
 from __future__ import annotations
@@ -49,82 +49,79 @@ def main(out: Path) -> None:
 
 
 def recipes() -> str:
-    """The page of the named recipes: each with what it says of itself, how it is run, and its manifest."""
+    """Return the page of the named recipes, each with its own description and its manifest."""
     parts = [
         "# Recipes\n\nManifests that follow published work: `gristmill run recipe:NAME`, with your paths as "
         "options `--set`, or `gristmill new --recipe NAME` for a copy to change. Written from the recipes.\n"
     ]
     for path in sorted((ROOT / "mixtures" / "recipes").glob("*.yaml")):
         name, text = path.stem, path.read_text()
-        comment = re.match(r"(?:#.*\n)+", text)
-        said = re.sub(r"(?m)^# ?", "", comment[0]) if comment else ""
-        body = text[len(comment[0]) :] if comment else text
-        parts.append(f"## {name}\n\n{re.sub(chr(10) + '- ', chr(10) * 2 + '- ', said, count=1)}\n```yaml\n{body}```\n")
+        comment = re.match(r"(?:#.*\n)*", text)
+        assert comment is not None  # it matches everything
+        description = re.sub(r"(?m)^# ?", "", comment[0]).replace("\n- ", "\n\n- ", 1)
+        parts.append(f"## {name}\n\n{description}\n```yaml\n{text[len(comment[0]) :]}```\n")
     return "\n".join(parts)
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text, with everything but its fenced blocks changed."""
+    """Change a text, except its fenced blocks."""
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else change(part) for part in parts)
 
 
 def relinked(text: str, path: Path, sources: dict[Path, Path]) -> str:
-    """The text of the file `path`, with the links that leave docs/ turned to where the site has what they name."""
+    """Return the text of a file, with links that leave docs/ redirected to pages of the site."""
     place = sources[path]
 
     def target(match: re.Match[str]) -> str:
         name, _, anchor = match["target"].partition("#")
         if "://" in name or name.startswith("mailto:") or not name:
             return match[0]
-        found = (path.parent / name).resolve()
-        if found in sources:
-            name = os.path.relpath(sources[found], place.parent)
-        elif not found.is_relative_to(ROOT / "docs"):
-            if not found.exists():
+        file = (path.parent / name).resolve()
+        if file in sources:
+            name = os.path.relpath(sources[file], place.parent)
+        elif not file.is_relative_to(ROOT / "docs"):
+            if not file.exists():
                 raise SystemExit(f"{path.relative_to(ROOT)}: {name} does not exist")
             if (url := SUMMARY.get("urls", {}).get("Source")) is None:
                 return match["text"]
-            name = f"{url}/blob/main/{found.relative_to(ROOT)}"
+            name = f"{url}/blob/main/{file.relative_to(ROOT)}"
         return f"[{match['text']}]({name}{'#' + anchor if anchor else ''})"
 
     return LINK.sub(target, text)
 
 
 def with_all(places: list[str]) -> list[Any]:
-    """The navigation: `FOLDER/*` stands for what it names of a folder nowhere else, and the rest ends the guide."""
+    """Return the navigation: `FOLDER/*` stands for pages of a folder that it does not name, and all others end the guide."""
     nav: list[dict[str, Any]] = read_configuration()["nav"]
     named = {place for _, place in entries(nav)}
-    gone = {place for place in named if not place.endswith("/*")} - set(places)
-    if gone:
-        raise SystemExit(f".ci/mkdocs.yml names pages that are not there: {', '.join(sorted(gone))}")
-    left = sorted(set(places) - named)
-    nav = [with_folders(group, left) for group in nav]
-    next(group for group in nav if "Guide" in group)["Guide"] += [
-        place for place in left if f"{os.path.dirname(place)}/*" not in named
-    ]
+    missing = {place for place in named if not place.endswith("/*")} - set(places)
+    if missing:
+        raise SystemExit(f".ci/mkdocs.yml names pages that do not exist: {', '.join(sorted(missing))}")
+    unnamed = sorted(set(places) - named)
+    nav = [with_folders(group, unnamed) for group in nav]
+    guide = next(group for group in nav if "Guide" in group)["Guide"]
+    guide += [place for place in unnamed if f"{os.path.dirname(place)}/*" not in named]
     return nav
 
 
-def with_folders(entry: Any, left: list[str]) -> Any:
-    """A part of the navigation, in which `FOLDER/*` is replaced by the pages that are left of that folder."""
+def with_folders(entry: Any, unnamed: list[str]) -> Any:
+    """Return a part of the navigation, with `FOLDER/*` replaced by the unnamed pages of that folder."""
     if isinstance(entry, dict):
-        return {name: with_folders(value, left) for name, value in entry.items()}
-    if isinstance(entry, list):
-        return [
-            one
-            for part in entry
-            for one in (
-                [place for place in left if os.path.dirname(place) == part[:-2]]
-                if isinstance(part, str) and part.endswith("/*")
-                else [with_folders(part, left)]
-            )
-        ]
-    return entry
+        return {name: with_folders(value, unnamed) for name, value in entry.items()}
+    if not isinstance(entry, list):
+        return entry
+    parts = []
+    for part in entry:
+        if isinstance(part, str) and part.endswith("/*"):
+            parts += [place for place in unnamed if os.path.dirname(place) == part.removesuffix("/*")]
+        else:
+            parts.append(with_folders(part, unnamed))
+    return parts
 
 
 def entries(nav: list[Any]) -> Iterator[tuple[str, str]]:
-    """Every page of a navigation: its group, its place."""
+    """Return the group and the place of every page of a navigation."""
     for entry in nav:
         if isinstance(entry, str):
             yield "", entry
@@ -137,20 +134,20 @@ def entries(nav: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def read_configuration() -> dict[str, Any]:
-    """What .ci/mkdocs.yml says; its tags for Python stay what they are."""
+    """Parse .ci/mkdocs.yml, without its tags for Python."""
     text = (ROOT / ".ci" / "mkdocs.yml").read_text()
     return yaml.safe_load(re.sub(r"!!python/\S+ ", "", text))
 
 
 def write_configuration(out: Path, nav: list[Any]) -> None:
-    """mkdocs.yml, beside the pages, with the whole navigation."""
+    """Write mkdocs.yml, beside the pages, with the whole navigation."""
     settings = (ROOT / ".ci" / "mkdocs.yml").read_text().partition("\nnav:")[0]
     folders = {"docs_dir": out.name, "site_dir": "site", "nav": nav}
     (out.parent / "mkdocs.yml").write_text(f"{settings}\n{yaml.safe_dump(folders, sort_keys=False)}")
 
 
 def write_bundle(out: Path, nav: list[Any]) -> None:
-    """llms.txt, a list of the pages (llmstxt.org), and `gristmill.md`, all of them one after the other."""
+    """Write llms.txt, a list of the pages (llmstxt.org), and `gristmill.md`, all of them one after the other."""
     lines = [f"# gristmill\n\n> {SUMMARY['description']}\n", f"All pages in one file: [{COLLECTED}]({COLLECTED})\n"]
     bundle = []
     for group in nav:
@@ -164,11 +161,11 @@ def write_bundle(out: Path, nav: list[Any]) -> None:
                 bundle.append(f"<!-- {place} -->\n\n{text.rstrip()}\n")
         lines.append("")
     (out / "llms.txt").write_text("\n".join(lines))
-    (out.parent / COLLECTED).write_text("\n".join(bundle))  # no page of the site: moved there once that is built
+    (out.parent / COLLECTED).write_text("\n".join(bundle))  # not a page of the site: moved there after its build
 
 
 def opening(text: str) -> tuple[str, str]:
-    """A page's title and the first sentence of its text, without links."""
+    """Return a page's title and the first sentence of its text, without links."""
     heading = re.search(r"^# (.*)$", text, re.MULTILINE)
     paragraphs = re.split(r"\n{2,}", re.sub(r"^```.*?^```$|^<!--.*?-->$", "", text, flags=re.MULTILINE | re.DOTALL))
     prose = next((part.strip() for part in paragraphs if not re.match(r"\s*(?:[#<!|\-+]|$)", part)), "")

@@ -1,7 +1,7 @@
-"""Run commands in a terminal and keep what it showed as docs/pictures/terminal.svg: `make pictures`.
+"""Run commands in a terminal and record it as docs/pictures/terminal.svg: `make pictures`.
 
-It prepares the documents of the demo in an empty store, then asks why one of them went and what another threshold
-would keep: of the documents that this machine's Python has.
+It prepares the documents of the demo in an empty store, then asks why one of them was dropped and what another threshold
+would keep, on the documents of this machine's Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 COLUMNS = 84
 ERASED = "\x1b[1A\x1b[2K"
-"""The line above is taken back."""
+"""Control sequence that erases the line above."""
 FORMAT = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">
 <title>A run of the demo, and two questions about it, in a terminal</title>
@@ -71,11 +71,11 @@ def main() -> None:
 
 
 def show(console: Console, command: str, lines: int = 1000) -> None:
-    """Add a command and the first lines of what it prints; of a line that is written over, what stays."""
+    """Add a command and the first lines of its output, without overwritten text."""
     console.print(f"[bold green]$[/] [bold]{command}[/]")
-    printed = in_terminal(command).replace("\r\n", "\n").rstrip().split("\n")
+    output = in_terminal(command).replace("\r\n", "\n").rstrip().split("\n")
     kept: list[str] = []
-    for line in printed:
+    for line in output:
         for _ in range(line.count(ERASED)):
             kept.pop()
         kept.append(re.sub(r".*(\r|\x1b\[2K)", "", line))
@@ -85,20 +85,20 @@ def show(console: Console, command: str, lines: int = 1000) -> None:
 
 
 def in_terminal(command: str) -> str:
-    """What a command prints to a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    process = subprocess.Popen(command, shell=True, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    read = bytearray()
+    """Run a command in a terminal, and return its output."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    process = subprocess.Popen(command, shell=True, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    output = bytearray()
     while True:
         try:
-            read += os.read(ours, 65536)
-        except OSError:  # the other end is closed: so Linux says that all is read
+            output += os.read(controller, 65536)
+        except OSError:  # Linux reports the closed end so
             break
     if process.wait() != 0:
-        raise SystemExit(f"{command}: {read.decode()}")
-    return read.decode()
+        raise SystemExit(f"{command}: {output.decode()}")
+    return output.decode()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python .ci/peers/record_dclm_tests.py CLONE > tests/dataprep/dclm_filter_cases.json
 
-Runs tests/baselines/mappers/filters/test_content_filters.py of a clone of mlfoundations/dclm, and notes every call of a
-filter that judges whole documents by Gopher's rules: its text, its arguments and whether it keeps the text. Calls that
-no rule of Gopher's makes are left out: lengths in other units than words, distinct stop words. Needs what
-`record_verdicts.py` needs, and pytest.
+Runs tests/baselines/mappers/filters/test_content_filters.py of a clone of mlfoundations/dclm, and records every call of
+a filter for whole documents by Gopher's rules: its text, its arguments and its verdict. Calls that are not of Gopher's
+rules are left out: lengths in other units than words, distinct stop words. Needs the packages of `record_verdicts.py`,
+and pytest.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ NOT_OF_GOPHER = (
     ("model", ("uniseg",)),
     ("count_unique", (True,)),
 )
-"""Arguments whose values no rule of Gopher's has."""
+"""Arguments, and values that none of Gopher's rules has."""
 LICENCE = "MIT, Copyright (c) 2024 mlfoundations"
 TESTS = "tests/baselines/mappers/filters/test_content_filters.py"
 
 
 def recording(function: Callable[..., list[Any]], cases: list[dict[str, Any]]) -> Callable[..., list[Any]]:
-    """A filter that notes what it is called with and whether it keeps the text."""
+    """Return a filter that records its arguments and its verdicts."""
     signature = inspect.signature(function)
 
-    def recorded(page: dict[str, Any], *arguments: Any, **named: Any) -> list[Any]:
-        kept = function(page, *arguments, **named)
-        values = dict(signature.bind(page, *arguments, **named).arguments)
+    def recorded(page: dict[str, Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        kept = function(page, *arguments, **keywords)
+        values = dict(signature.bind(page, *arguments, **keywords).arguments)
         values |= values.pop("kwargs", {})
         del values["page"]
         case = {"filter": function.__name__, "text": page["text"], "arguments": values, "kept": bool(kept)}
-        is_of_gopher = not any(values.get(name) in others for name, others in NOT_OF_GOPHER)
+        is_of_gopher = not any(values.get(name) in excluded for name, excluded in NOT_OF_GOPHER)
         if is_of_gopher and case not in cases:
             cases.append(case)
         return kept

@@ -1,10 +1,10 @@
-"""Record which of the made texts the projects' own filters keep: benchmarks/dataprep/dialect_verdicts.json.
+"""Record the verdicts of the projects' own filters on the texts of `dialects.py`: benchmarks/dataprep/dialect_verdicts.json.
 
     python .ci/peers/record_verdicts.py dclm=CLONE dolma=CLONE curator=CLONE redpajama=CLONE > dialect_verdicts.json
 
 Needs gristmill's environment and uniseg 0.10.1 on the path; a clone is one of mlfoundations/dclm, allenai/dolma,
-NVIDIA-NeMo/Curator or togethercomputer/RedPajama-Data. Modules that their filters import and do not call are replaced
-by empty ones.
+NVIDIA-NeMo/Curator or togethercomputer/RedPajama-Data. Modules that their filters import and do not use are replaced by
+empty ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Keep = Callable[[str], bool]
 
 
 def empty_module(name: str, **attributes: Any) -> None:
-    """A module that an import finds in place of one that is not needed."""
+    """Register an empty module in place of one that is not needed."""
     module = types.ModuleType(name)
     module.__dict__.update(attributes)
     module.__path__ = []  # type: ignore[attr-defined]
@@ -32,13 +32,13 @@ def empty_module(name: str, **attributes: Any) -> None:
 
 
 def package(name: str, folder: Path) -> None:
-    """A package without the work of its own `__init__.py`."""
+    """Register a package without running its `__init__.py`."""
     empty_module(name)
     sys.modules[name].__path__ = [str(folder)]
 
 
 def dclm(root: Path) -> Keep:
-    """The filters of dclm_baseline_refinedweb.yaml that judge whole documents by Gopher's rules."""
+    """Return the filters of dclm_baseline_refinedweb.yaml for whole documents by Gopher's rules."""
     empty_module("transformers", AutoTokenizer=None)
     empty_module("unidecode", unidecode=str)
     empty_module("core")
@@ -68,7 +68,7 @@ def dclm(root: Path) -> Keep:
 
 
 def dolma(root: Path) -> Keep:
-    """The attributes of `taggers/gopher.py`, held against Gopher's thresholds."""
+    """Return the attributes of `taggers/gopher.py`, compared with Gopher's thresholds."""
     package("dolma", root / "python/dolma")
     package("dolma.core", root / "python/dolma/core")
     package("dolma.taggers", root / "python/dolma/taggers")
@@ -79,20 +79,20 @@ def dolma(root: Path) -> Keep:
     quality, repetition = thresholds("dolma")
 
     def keep(text: str) -> bool:
-        found = tagger.get_attributes(text)
-        tops = dict(found.fraction_of_characters_in_most_common_ngram)
-        duplicates = dict(found.fraction_of_characters_in_duplicate_ngrams)
+        attributes = tagger.get_attributes(text)
+        tops = dict(attributes.fraction_of_characters_in_most_common_ngram)
+        duplicates = dict(attributes.fraction_of_characters_in_duplicate_ngrams)
         return all(
             (
-                quality.min_words <= found.word_count <= quality.max_words,
-                quality.min_mean_word_length <= found.median_word_length <= quality.max_mean_word_length,
-                found.symbol_to_word_ratio <= quality.max_symbol_word_ratio,
-                found.fraction_of_lines_starting_with_bullet_point <= quality.max_bullet_line_ratio,
-                found.fraction_of_lines_ending_with_ellipsis <= quality.max_ellipsis_line_ratio,
-                found.fraction_of_words_with_alpha_character >= quality.min_alpha_word_ratio,
-                found.required_word_count >= quality.min_stop_words,
-                found.fraction_of_duplicate_lines <= repetition.max_duplicate_line_ratio,
-                found.fraction_of_characters_in_duplicate_lines <= repetition.max_duplicate_line_char_ratio,
+                quality.min_words <= attributes.word_count <= quality.max_words,
+                quality.min_mean_word_length <= attributes.median_word_length <= quality.max_mean_word_length,
+                attributes.symbol_to_word_ratio <= quality.max_symbol_word_ratio,
+                attributes.fraction_of_lines_starting_with_bullet_point <= quality.max_bullet_line_ratio,
+                attributes.fraction_of_lines_ending_with_ellipsis <= quality.max_ellipsis_line_ratio,
+                attributes.fraction_of_words_with_alpha_character >= quality.min_alpha_word_ratio,
+                attributes.required_word_count >= quality.min_stop_words,
+                attributes.fraction_of_duplicate_lines <= repetition.max_duplicate_line_ratio,
+                attributes.fraction_of_characters_in_duplicate_lines <= repetition.max_duplicate_line_char_ratio,
                 *(tops.get(n, 0) <= getattr(repetition, f"max_top_{n}gram_char_ratio") for n in (2, 3, 4)),
                 *(
                     duplicates.get(n, 0) <= getattr(repetition, f"max_duplicate_{n}gram_char_ratio")
@@ -105,7 +105,7 @@ def dolma(root: Path) -> Keep:
 
 
 def curator(root: Path) -> Keep:
-    """The filters of heuristic_filter_english_pipeline.yaml that are Gopher's."""
+    """Return Gopher's filters of heuristic_filter_english_pipeline.yaml."""
     stages = root / "nemo_curator/stages"
     package("nemo_curator", root / "nemo_curator")
     package("nemo_curator.stages", stages)
@@ -137,7 +137,7 @@ def curator(root: Path) -> Keep:
 
 
 def redpajama(root: Path) -> Keep:
-    """The quality signals of `app/src`, held against Gopher's thresholds.
+    """Return the quality signals of `app/src`, compared with Gopher's thresholds.
 
     RedPajama publishes signals and no thresholds. Its stop words are longer lists with a share; Gopher's eight are
     counted among its raw words instead.
@@ -194,7 +194,7 @@ PROJECTS = {"dclm": dclm, "dolma": dolma, "curator": curator, "redpajama": redpa
 
 
 def main(arguments: list[str]) -> None:
-    """Judge the made texts by each project that a checkout is given of, and print the record."""
+    """Judge the texts by each project of which there is a clone, and print the record."""
     recorded = {}
     for argument in arguments:
         name, _, folder = argument.partition("=")
