@@ -437,7 +437,7 @@ def describe_column(values: Sequence[Any]) -> dict[str, Any]:
 
 def _described_edits(trial: Trial) -> dict[str, Any]:
     totals = {"changed": 0, "times": 0, "bytes_removed": 0, "bytes_added": 0}
-    shown = []
+    shown: list[dict[str, Any]] = []
     for locator, text, edits in zip(trial.locators, trial.texts, trial.edits, strict=True):
         if not edits:
             continue
