@@ -1,4 +1,4 @@
-"""Defaults are per key and per section: a key that is set alone changes no other one."""
+"""Defaults are per key and per section: setting one key changes no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parsed(*overrides: str) -> Manifest:
 
 
 def keys_of(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key by its path, as `--set` takes it, with its value."""
+    """Yield every key by its path, as `--set` takes it, with its value."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             inner = getattr(value, name)
@@ -71,8 +71,8 @@ def optional_sections(model: BaseModel, at: str) -> Iterator[str]:
                     yield f"{at}.{name}"
 
 
-def another(annotation: Any, value: Any) -> Any:
-    """Another value of the same type; None where none suggests itself."""
+def different_value(annotation: Any, value: Any) -> Any:
+    """Return another value of the same type, or None."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -81,12 +81,12 @@ def another(annotation: Any, value: Any) -> Any:
         return value / 2 or 0.25
     for part in alternatives(annotation):
         if isinstance(value, str) and get_origin(part) is Literal:
-            return next((other for other in get_args(part) if other != value), None)
+            return next((choice for choice in get_args(part) if choice != value), None)
     return None
 
 
 def field_of(manifest: Manifest, path: str) -> Any:
-    """The annotation of the key at a path."""
+    """Return the annotation of the key at a path."""
     at: Any = manifest
     *parents, last = path.split(".")
     for part in parents:
@@ -95,17 +95,17 @@ def field_of(manifest: Manifest, path: str) -> Any:
 
 
 def set_to(path: str, value: Any) -> str:
-    written = list(value) if isinstance(value, tuple) else value
-    return f"{path}={json.dumps(written)}"
+    json_value = list(value) if isinstance(value, tuple) else value
+    return f"{path}={json.dumps(json_value)}"
 
 
 def as_override(path: str, manifest: Manifest) -> str:
-    """A path below `prepare` by the stage's name, which is how `--set` names it."""
+    """Address a path below `prepare` by the name of its stage, as `--set` does."""
     parts = path.split(".")
     return ".".join(["prepare", *parts[2:]]) if parts[0] == "prepare" else path
 
 
-def test_a_key_that_is_set_to_its_own_default_changes_nothing() -> None:
+def test_setting_a_key_to_its_default_changes_nothing() -> None:
     manifest = parsed()
     paths = [(as_override(path, manifest), value) for path, value in keys_of(manifest)]
     assert len(paths) > 500
@@ -114,16 +114,16 @@ def test_a_key_that_is_set_to_its_own_default_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("section", TRAININGS)
-def test_a_key_of_a_training_that_is_set_alone_changes_no_other(section: str) -> None:
+def test_setting_one_key_of_a_training_changes_no_other(section: str) -> None:
     manifest = parsed()
     before = dict(keys_of(manifest))
     tried = 0
     for path, value in before.items():
-        other = another(field_of(manifest, path), value)
-        if not path.startswith(f"{section}.") or other is None:
+        new_value = different_value(field_of(manifest, path), value)
+        if not path.startswith(f"{section}.") or new_value is None:
             continue
         try:
-            after = dict(keys_of(parsed(set_to(path, other))))
+            after = dict(keys_of(parsed(set_to(path, new_value))))
         except ManifestError:
             continue  # A value that other keys forbid.
         tried += 1
@@ -134,33 +134,38 @@ def test_a_key_of_a_training_that_is_set_alone_changes_no_other(section: str) ->
 
 
 @pytest.mark.parametrize("section", TRAININGS)
-def test_a_key_of_an_absent_section_that_is_set_alone_leaves_that_section_its_defaults(section: str) -> None:
+def test_setting_one_key_of_an_absent_section_adds_the_section_with_its_defaults(section: str) -> None:
     manifest = parsed()
-    absent = list(optional_sections(getattr(manifest, section), section))
-    assert f"{section}.average" in absent
-    for place in absent:
+    absent_sections = list(optional_sections(getattr(manifest, section), section))
+    assert f"{section}.average" in absent_sections
+    for section_path in absent_sections:
         try:
-            whole = parsed(f"{place}={{}}")
+            with_section = parsed(f"{section_path}={{}}")
         except ManifestError:
-            # The tunings behind it need a model that writes, or the tokenizer needs special tokens for it.
-            assert place in ("pretrain.masked", "pretrain.span_corruption", "pretrain.ul2", "pretrain.blank_infilling")
+            # Later tunings need a generative model, or the tokenizer needs special tokens.
+            assert section_path in (
+                "pretrain.masked",
+                "pretrain.span_corruption",
+                "pretrain.ul2",
+                "pretrain.blank_infilling",
+            )
             continue
-        for path, value in keys_of(whole):
-            if path.startswith(f"{place}."):
-                assert parsed(set_to(path, value)).model_dump() == whole.model_dump(), path
+        for path, value in keys_of(with_section):
+            if path.startswith(f"{section_path}."):
+                assert parsed(set_to(path, value)).model_dump() == with_section.model_dump(), path
 
 
-def test_a_threshold_of_a_rule_set_that_is_there_by_default_leaves_the_other_rule_set_there() -> None:
+def test_setting_a_threshold_of_one_default_rule_set_keeps_the_other() -> None:
     changed = parsed("filter.gopher_quality.min_words=40").prepare[1].filter
     assert changed is not None
     assert changed.rules.gopher_quality is not None
     assert (changed.rules.gopher_quality.min_words, changed.rules.gopher_repetition is not None) == (40, True)
 
 
-def test_the_rates_of_the_trainings_are_their_own() -> None:
+def test_each_training_has_its_own_default_rates() -> None:
     manifest = parsed(*(f"{section}.optimizer.clip_norm=0.5" for section in TRAININGS), "rl.spikes.window=64")
     sections = [getattr(manifest, section) for section in TRAININGS]
-    assert [one.optimizer.learning_rate for one in sections] == [1e-3, 3e-4, 1e-4, 5e-5, 1e-6]
-    assert [one.optimizer.weight_decay for one in sections] == [0.1, 0.0, 0.0, 0.0, 0.0]
+    assert [training.optimizer.learning_rate for training in sections] == [1e-3, 3e-4, 1e-4, 5e-5, 1e-6]
+    assert [training.optimizer.weight_decay for training in sections] == [0.1, 0.0, 0.0, 0.0, 0.0]
     assert manifest.rl is not None
     assert manifest.rl.spikes.sigma is None

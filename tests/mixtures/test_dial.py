@@ -1,4 +1,4 @@
-"""From a size or depth follow the other keys of `pretrain`, by rules that are computed here once more."""
+"""Keys of `pretrain` derived from `size` or `depth`, against the published laws computed here once more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def section_of(keys: str) -> Pretrain:
     return section
 
 
-def test_a_depth_gives_the_published_laws_values() -> None:
+def test_depth_gives_the_values_of_the_published_laws() -> None:
     section = section_of("depth: 12")
     assert (section.model.layers, section.model.width, section.model.heads) == (12, 768, 12)
     # 12 layers of 4 * 768^2 in attention and 3 * 768 * 2048 in the feed-forward layer
@@ -50,12 +50,12 @@ def test_a_depth_gives_the_published_laws_values() -> None:
 
 
 @pytest.mark.parametrize(("size", "depth"), [("50k", 1), ("1m", 3), ("30m", 8), ("0.125b", 14), ("125m", 14)])
-def test_a_size_is_the_nearest_depth(size: str, depth: int) -> None:
+def test_size_is_rounded_to_the_nearest_depth(size: str, depth: int) -> None:
     assert depth_of(size) == depth
     assert section_of(f"size: {size}").model == section_of(f"depth: {depth}").model
 
 
-def test_what_is_written_wins_and_the_rest_follows_from_it() -> None:
+def test_explicit_keys_win_and_derived_keys_follow_from_them() -> None:
     free = section_of("depth: 4")
     section = section_of("depth: 4, steps: 7, model: {width: 512}, optimizer: {kind: muon, weight_decay: 0.0}")
     assert (section.steps, section.optimizer.weight_decay) == (7, 0.0)
@@ -67,17 +67,17 @@ def test_what_is_written_wins_and_the_rest_follows_from_it() -> None:
     assert halved.steps == pytest.approx(free.steps * free.global_batch_size / 8, rel=0.01)
 
 
-def test_a_decoder_learns_by_muon_with_a_long_decay_unless_the_manifest_says_otherwise() -> None:
+def test_decoder_defaults_to_muon_with_a_long_decay() -> None:
     section = section_of("depth: 3")
     assert (section.optimizer.kind, section.schedule.decay_fraction) == ("muon", 0.6)
-    named = section_of("depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}")
-    assert (named.optimizer.kind, named.schedule.decay_fraction) == ("adamw", 0.2)
+    explicit = section_of("depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}")
+    assert (explicit.optimizer.kind, explicit.schedule.decay_fraction) == ("adamw", 0.2)
     assert section_of("depth: 3, schedule: {kind: cosine}").schedule.decay_fraction == 0.3
     assert section_of("depth: 3, prefix_lm: {}").optimizer.kind == "adamw"
     assert section_of("steps: 3").optimizer.kind == "adamw"
 
 
-def test_a_training_below_the_laws_range_has_half_of_their_batch() -> None:
+def test_batch_below_the_range_of_the_laws_is_halved() -> None:
     """1.33 M weights in the layers, 20 tokens each, rows of 2,048: 0.2920 C^0.3271 tokens are 16,100."""
     flops = (6 * 1_327_104 + 12 * 3 * 192 * 2048) * 20 * 1_327_104
     assert flops < 1e17
@@ -85,38 +85,38 @@ def test_a_training_below_the_laws_range_has_half_of_their_batch() -> None:
     assert section_of("depth: 3").global_batch_size == 2 ** round(math.log2(law / 2))
 
 
-def test_fewer_tokens_take_fewer_steps_a_smaller_batch_and_a_higher_rate() -> None:
+def test_fewer_tokens_mean_fewer_steps_a_smaller_batch_and_a_higher_rate() -> None:
     many, few = section_of("depth: 6"), section_of("depth: 6, tokens_per_parameter: 1")
     assert few.steps < many.steps
     assert few.global_batch_size < many.global_batch_size
     assert few.optimizer.learning_rate > many.optimizer.learning_rate
 
 
-def test_a_fingerprint_knows_only_what_came_out() -> None:
-    dialled = read("depth: 2")
-    found = section_of("depth: 2")
-    written = read(
-        f"steps: {found.steps}, global_batch_size: {found.global_batch_size}, model: {{layers: 2, width: "
-        f"128, heads: 2}}, optimizer: {{kind: muon, learning_rate: {found.optimizer.learning_rate}, weight_decay: "
-        f"{found.optimizer.weight_decay}}}, schedule: {{decay_fraction: 0.6}}"
+def test_fingerprint_depends_on_derived_values_only() -> None:
+    from_depth = read("depth: 2")
+    section = section_of("depth: 2")
+    spelt_out = read(
+        f"steps: {section.steps}, global_batch_size: {section.global_batch_size}, model: {{layers: 2, width: "
+        f"128, heads: 2}}, optimizer: {{kind: muon, learning_rate: {section.optimizer.learning_rate}, weight_decay: "
+        f"{section.optimizer.weight_decay}}}, schedule: {{decay_fraction: 0.6}}"
     )
-    assert configure(dialled, False) == configure(written, False)
+    assert configure(from_depth, False) == configure(spelt_out, False)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("size: 1m, depth: 2", "size and depth both determine the shape of the model"),
-        ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter goes with size or depth"),
-        ("size: 1x", "should match pattern"),
-        ("depth: 0", "greater than 0"),
-        ("size: 1m, model: {preset: llama-1m}", "so does model.preset; remove one of them"),
-        ("size: 1m, optimizer: {kind: lion}", "the optimizer is lion; set optimizer.learning_rate"),
+        ("size: 1m, depth: 2", "size and depth"),
+        ("steps: 3, tokens_per_parameter: 2", "tokens_per_parameter"),
+        ("size: 1x", "pretrain.size"),
+        ("depth: 0", "pretrain.depth: input should be greater than 0"),
+        ("size: 1m, model: {preset: llama-1m}", "model.preset"),
+        ("size: 1m, optimizer: {kind: lion}", "lion; give optimizer.learning_rate"),
         ("size: 1m, model: {head_width: 0}", "head_width"),
-        ("size: 1m, steps: 0", "greater than 0"),
+        ("size: 1m, steps: 0", "pretrain.steps: input should be greater than 0"),
     ],
 )
-def test_what_contradicts_the_dial_is_one_mistake_in_a_sentence(keys: str, message: str) -> None:
+def test_setting_that_contradicts_size_or_depth_is_rejected(keys: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         read(keys)
     (problem,) = caught.value.problems
@@ -126,17 +126,17 @@ def test_what_contradicts_the_dial_is_one_mistake_in_a_sentence(keys: str, messa
 @pytest.mark.parametrize(
     "model", [Model(), Model(width=192, heads=6, kv_heads=2, head_width=64), Model(ffn_width=100, moe=Moe(experts=4))]
 )
-def test_the_weights_of_the_layers_are_those_of_the_shape(model: Model) -> None:
+def test_layer_weights_match_the_shape_of_the_model(model: Model) -> None:
     shape = shape_of(model, 1000, 64)
     assert model.layer_weights == shape.matrix_parameters - shape.padded_vocab_size * shape.width
 
 
-def test_the_plan_says_what_came_out_and_what_the_rule_gives_for_what_was_written() -> None:
-    found = derived_keys(read("size: 1m, optimizer: {learning_rate: 0.001}"))
-    assert found is not None
-    assert found["keys"]["model.width"] == {"value": 192, "rule": 192}
-    assert found["keys"]["optimizer.learning_rate"] == {"value": 0.001, "rule": 0.00444}
-    sentence = in_a_sentence(found)
+def test_plan_shows_derived_values_and_the_rule_beside_explicit_ones() -> None:
+    derived = derived_keys(read("size: 1m, optimizer: {learning_rate: 0.001}"))
+    assert derived is not None
+    assert derived["keys"]["model.width"] == {"value": 192, "rule": 192}
+    assert derived["keys"]["optimizer.learning_rate"] == {"value": 0.001, "rule": 0.00444}
+    sentence = in_a_sentence(derived)
     assert sentence.startswith("size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, ")
     assert "optimizer.kind muon" in sentence
     assert "optimizer.learning_rate 0.001 (rule: 0.00444)" in sentence

@@ -1,4 +1,4 @@
-"""The section `engine`: what does not fit the runner is refused, with what to write instead."""
+"""Checks of the section `engine`: runner, address and options fit together."""
 
 from __future__ import annotations
 
@@ -26,46 +26,44 @@ from gristmill.mixtures.manifest import Engine
         {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
     ],
 )
-def test_what_fits_together_is_accepted(section: dict[str, Any]) -> None:
+def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
     assert Engine.model_validate(section).model_dump(include=set(section)) == section
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"runner": "dask"}, "runner dask needs an address: {runner: dask, address: 'tcp://host:8786'}"),
-        ({"address": "tcp://127.0.0.1:8786"}, "address is for runner dask, spark, flink, not for local"),
+        ({"runner": "dask"}, "dask .*address: 'tcp://host:8786'"),
+        ({"address": "tcp://127.0.0.1:8786"}, "address is for .*dask, spark, flink, not for local"),
         ({"runner": "FlinkRunner", "mode": "threads"}, "mode is for runner local, not for FlinkRunner"),
-        ({"options": {"parallelism": 2}}, r"options \(parallelism\) are for a runner other than local"),
+        ({"options": {"parallelism": 2}}, r"options \(parallelism\).* local"),
         (
             {"runner": "flnk"},
-            "there is no engine flnk; choose one of local, dask, spark, flink, dataflow, or a Beam runner",
+            "flnk.*local, dask, spark, flink, dataflow",
         ),
-        ({"runner": "flink"}, "runner flink needs an address: {runner: flink, address: 'host:8081'}"),
+        ({"runner": "flink"}, "flink .*address: 'host:8081'"),
         (
             {"runner": "flink", "address": "flink:8081", "options": {"flink_version": 1.18}},
-            "flink_version is '1.18', but Beam publishes a job server for 1.19, 1.20, 2.0, 2.1, 2.2",
+            "flink_version .*'1.18'.* 1.19, 1.20, 2.0, 2.1, 2.2",
         ),
-        ({"runner": "spark"}, "runner spark needs an address: {runner: spark, address: 'spark://host:7077'}"),
+        ({"runner": "spark"}, "spark .*address: 'spark://host:7077'"),
         (
             {"runner": "spark", "address": "yarn", "options": {"parallelism": 2}},
-            r"options of runner spark must be Spark's settings \(spark.executor.memory, ...\), not parallelism",
+            "spark.executor.memory.*parallelism",
         ),
         (
             {"runner": "dataflow", "options": {"project": "p", "region": "r"}},
-            "runner dataflow needs options: temp_location, sdk_container_image",
+            "dataflow .*temp_location, sdk_container_image",
         ),
         ({"mode": "quick"}, "Input should be 'auto', 'memory', 'threads' or 'processes'"),
     ],
 )
-def test_what_does_not_is_an_error_that_says_what_to_write(section: dict[str, Any], message: str) -> None:
+def test_option_that_does_not_fit_the_runner_is_rejected_with_the_fix(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Engine.model_validate(section)
 
 
-def test_there_are_as_many_processes_as_visible_gpus_unless_ranks_are_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_default_to_the_number_of_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

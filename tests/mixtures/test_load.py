@@ -1,4 +1,4 @@
-"""A manifest is validated completely before any work, and every mistake is named with its place."""
+"""Validation of a whole manifest before any work: every mistake with its file, line and key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def problems_of(text: str, *overrides: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_good_manifest_is_read_with_its_defaults() -> None:
+def test_valid_manifest_is_read_with_defaults() -> None:
     manifest = parse_manifest(GOOD, "/base/m.yaml")
     assert manifest.seed == 3
     assert [step.stage for step in manifest.prepare] == ["filter", "dedup", "langid"]
@@ -48,13 +48,13 @@ def test_a_good_manifest_is_read_with_its_defaults() -> None:
     assert manifest.export is None
 
 
-def test_relative_paths_are_relative_to_the_manifest_and_not_to_the_working_folder(tmp_path: Path) -> None:
+def test_relative_paths_are_resolved_against_the_folder_of_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(GOOD)
     manifest = load_manifest(tmp_path / "m.yaml")
     assert manifest.sources["prose"].path == str(tmp_path / "text/*.txt")
 
 
-def test_five_mistakes_are_all_reported_with_line_and_key() -> None:
+def test_all_mistakes_are_reported_with_line_and_key() -> None:
     text = """\
 name: bad
 sources:
@@ -76,57 +76,59 @@ pretrain: {steps: 10}
     ]
 
 
-def test_a_rule_that_is_misspelt_inside_a_list_is_found_at_its_line() -> None:
+def test_misspelt_threshold_inside_a_list_is_reported_at_its_line() -> None:
     text = GOOD.replace("max_top_2gram_char_ratio", "max_top_2gram_chars_ratio")
     (problem,) = problems_of(text)
     assert problem.startswith("m.yaml:6: prepare[0].filter.rules[1].gopher_repetition.max_top_2gram_chars_ratio:")
     assert "did you mean 'max_top_2gram_char_ratio'?" in problem
 
 
-def test_a_rule_set_for_a_source_that_does_not_exist_is_found_at_its_line() -> None:
-    own = "rules: [fineweb], rule_sources: {fineweb: [cod]}"
-    (problem,) = problems_of(f"name: x\nsources: {{code: {{path: a.txt}}}}\nprepare:\n  - filter: {{{own}}}\n")
+def test_rule_set_for_an_unknown_source_is_reported_at_its_line() -> None:
+    filter_section = "rules: [fineweb], rule_sources: {fineweb: [cod]}"
+    (problem,) = problems_of(
+        f"name: x\nsources: {{code: {{path: a.txt}}}}\nprepare:\n  - filter: {{{filter_section}}}\n"
+    )
     assert problem == (
         "m.yaml:4: prepare[0].filter.rule_sources.fineweb[0]: no such source: 'cod', "
         "did you mean 'code'? (sources: code)"
     )
 
 
-def test_a_key_given_twice_is_a_mistake_although_yaml_takes_the_last() -> None:
+def test_duplicate_key_is_rejected() -> None:
     assert problems_of(GOOD + "seed: 4\n") == ["m.yaml:13: seed: given twice; keep one"]
 
 
-def test_a_step_that_comes_again_is_numbered_and_may_have_a_name_which_settings_reach_it_by() -> None:
+def test_repeated_step_is_numbered_or_named_and_settings_address_it_so() -> None:
     more = "  - filter\n  - {filter: {rules: [c4]}, name: strict}\n  - filter"
     text = GOOD.replace("  - langid: {keep: [en, de]}", more)
     names = list(parse_manifest(text, "m.yaml").steps)
     assert names == ["filter", "dedup", "filter-2", "strict", "filter-3"]
     settings = ["filter-2.max_quarantined=0.25", "prepare.strict.max_quarantined=0.5"]
-    found = parse_manifest(text, "m.yaml", settings).steps
-    assert [found[name].config.max_quarantined for name in names] == [0.05, 0.05, 0.25, 0.5, 0.05]
+    steps = parse_manifest(text, "m.yaml", settings).steps
+    assert [steps[name].config.max_quarantined for name in names] == [0.05, 0.05, 0.25, 0.5, 0.05]
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "message"),
     [
         ("mix", "'mix' has another meaning in a manifest; choose another name"),
         ("dedup", "'dedup' has another meaning in a manifest; choose another name"),
         ("filter", "'filter' is already the name of entry 0 of `prepare`; choose another name"),
     ],
 )
-def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> None:
+def test_step_name_that_is_in_use_is_rejected(name: str, message: str) -> None:
     text = GOOD.replace("  - langid: {keep: [en, de]}", f"  - {{filter: {{}}, name: {name}}}")
-    assert problems_of(text) == [f"m.yaml:8: prepare[2].name: {what}"]
+    assert problems_of(text) == [f"m.yaml:8: prepare[2].name: {message}"]
 
 
-def test_two_names_that_expressions_could_not_tell_apart_are_a_mistake() -> None:
+def test_step_names_that_are_the_same_in_expressions_are_rejected() -> None:
     text = GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}")
     assert problems_of(text) == [
         "m.yaml:9: prepare[3].name: 'a_b' is already the name of entry 2 of `prepare`; choose another name"
     ]
 
 
-def test_a_name_that_is_not_plain_is_a_mistake() -> None:
+def test_step_name_with_a_blank_is_rejected() -> None:
     (problem,) = problems_of(GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: 'a b'}"))
     assert problem.startswith("m.yaml:8: prepare[2].name: ")
 
@@ -136,36 +138,36 @@ def test_broken_yaml_names_its_line() -> None:
     assert problem.startswith("m.yaml:2: (syntax): not valid YAML")
 
 
-def test_a_secret_in_a_manifest_is_refused() -> None:
+def test_secret_in_a_manifest_is_rejected() -> None:
     (problem,) = problems_of(
         GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
         + "engine: {runner: FlinkRunner, options: {token: abc}}\n"
     )
     assert "engine.options.token" in problem
-    assert "secrets do not belong" in problem
+    assert "abc" not in problem
 
 
-def test_all_weights_zero_is_refused_unless_the_mixture_has_its_own() -> None:
-    nothing = GOOD.replace("weight: 2", "weight: 0")
-    (problem,) = problems_of(nothing)
+def test_zero_weights_are_rejected_unless_the_mixture_sets_its_own() -> None:
+    zero_weights = GOOD.replace("weight: 2", "weight: 0")
+    (problem,) = problems_of(zero_weights)
     assert "every weight is 0" in problem
-    parse_manifest(nothing, "m.yaml", ["mix.weights={alpha: 0.7}"])
-    (problem,) = problems_of(nothing, "mix.phases=[{end: 0.5, weights: {prose: 1}}, {}]")
+    parse_manifest(zero_weights, "m.yaml", ["mix.weights={alpha: 0.7}"])
+    (problem,) = problems_of(zero_weights, "mix.phases=[{end: 0.5, weights: {prose: 1}}, {}]")
     assert "every weight is 0" in problem
     problems = problems_of(GOOD, "mix.weights={prose: 0}")
     assert [problem.partition(": ")[0] for problem in problems] == ["--set mix.weights"]
 
 
-def test_weights_of_a_mixture_name_sources_that_there_are() -> None:
+def test_weights_of_a_mixture_name_known_sources() -> None:
     stages = "mix.phases=[{end: 0.5, weights: {alpha: 0.5}}, {weights: {prsoe: 1}}]"
     assert problems_of(GOOD, stages) == [
         "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? (sources: prose)"
     ]
     (problem,) = problems_of(GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}")
-    assert "is the exponent of shares by size, but also the name of a source" in problem
+    assert "alpha" in problem
 
 
-def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
+def test_phased_set_is_not_read_past_its_end() -> None:
     """20,000 tokens are 312 rows of 64: 19 steps of 16 rows read 304 of them, 20 would read 320."""
     stages = "mix.phases=[{end: 0.8}, {weights: {prose: 1}}]"
     parse_manifest(GOOD, "m.yaml", [stages, "pretrain.steps=19"])
@@ -176,12 +178,12 @@ def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
     ]
 
 
-def test_limits_of_a_source_that_exclude_each_other_are_refused() -> None:
+def test_contradicting_limits_of_a_source_are_rejected() -> None:
     problems = problems_of(GOOD, "sources.prose.min_tokens=500", "sources.prose.max_tokens=400")
-    assert any("min_tokens 500 is more than max_tokens 400" in problem for problem in problems)
+    assert any("min_tokens 500" in problem and "max_tokens 400" in problem for problem in problems)
 
 
-def test_overrides_replace_values_also_inside_prepare() -> None:
+def test_override_replaces_values_also_inside_prepare() -> None:
     overrides = ["pretrain.steps=9", "prepare.dedup.exact=false", "sources.prose.weight=5"]
     manifest = parse_manifest(GOOD, "m.yaml", overrides)
     assert manifest.pretrain is not None
@@ -192,12 +194,12 @@ def test_overrides_replace_values_also_inside_prepare() -> None:
     assert manifest.sources["prose"].weight == 5
 
 
-def test_an_override_of_an_unknown_key_is_refused_like_one_in_the_file() -> None:
+def test_override_of_an_unknown_key_is_rejected() -> None:
     (problem,) = problems_of(GOOD, "pretrain.stepz=9")
     assert "pretrain.stepz: unknown key, did you mean 'steps'?" in problem
 
 
-def test_a_manifest_that_does_not_exist_is_an_error_that_names_it() -> None:
+def test_missing_manifest_is_named_in_the_error() -> None:
     with pytest.raises(ManifestError, match=r"nowhere\.yaml"):
         load_manifest("nowhere.yaml")
 
@@ -247,13 +249,13 @@ def test_the_longer_preparation_in_the_guide_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("dedup: {}", "dedup: unknown key; it is a step, an entry of `prepare:`"),
         ("filtre: {}", "filtre: unknown key, did you mean 'filter'?"),
         ("evalute: {}", "evalute: unknown key, did you mean 'evaluate'?"),
     ],
 )
-def test_a_step_beside_the_sections_is_told_where_it_belongs(line, said):
-    with pytest.raises(ManifestError, match=re.escape(said)):
+def test_unknown_section_is_rejected_with_the_fix(line, message):
+    with pytest.raises(ManifestError, match=re.escape(message)):
         parse_manifest(f"name: a\nsources: {{a: {{path: a.txt}}}}\n{line}\n", "a.yaml")

@@ -1,4 +1,4 @@
-"""Names of other projects' settings, in errors and in docs/compared.md."""
+"""Other projects' names of settings, in errors and in docs/compared.md."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gristmill.mixtures.other_names import OTHER_NAMES, hint_of, table_lines
 COMPARED = Path(__file__).parents[2] / "docs" / "compared.md"
 
 
-def test_the_keys_of_the_table_exist_and_its_names_do_not() -> None:
+def test_table_maps_foreign_names_to_existing_keys() -> None:
     keys = {".".join(key) for key in all_keys(Manifest)}
     for entry in OTHER_NAMES:
         assert {f"{entry.sections[0]}.{key}" for key in entry.keys} <= keys
         assert not {f"{section}.{name}" for section in entry.sections for name in entry.names} & keys
 
 
-def test_the_documentation_shows_the_table() -> None:
+def test_documentation_shows_the_table() -> None:
     assert "\n".join(table_lines()) in COMPARED.read_text(encoding="utf-8")
 
 
@@ -38,7 +38,7 @@ def test_the_documentation_shows_the_table() -> None:
         ("sft", "lora_dropout", "no such setting"),
     ],
 )
-def test_a_name_of_another_project_gets_the_key_in_the_error(section: str, name: str, key: str, tmp_path: Path) -> None:
+def test_foreign_name_is_rejected_with_our_key(section: str, name: str, key: str, tmp_path: Path) -> None:
     assert key in hint_of(name, section)
     path = tmp_path / "a.yaml"
     path.write_text(f"{section}:\n  data: [{{path: a.jsonl}}]\n  steps: 1\n  {name}: 3\n")

@@ -1,4 +1,4 @@
-"""The forms in which a manifest gives rule sets."""
+"""Rule sets of `filter` as lists, mappings and presets."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def rules(value: Any) -> dict[str, Any]:
     return dumped
 
 
-def test_lists_and_mappings_say_the_same() -> None:
+def test_list_and_mapping_of_rule_sets_are_equivalent() -> None:
     assert rules(["fineweb", {"c4": {"min_sentences": 4}}, {"mc4": None}]) == rules(
         {"fineweb": {}, "c4": {"min_sentences": 4}, "mc4": {}}
     )
 
 
-def test_a_rule_set_that_is_not_named_is_in_no_recipe() -> None:
+def test_recipe_holds_only_configured_rule_sets() -> None:
     assert list(rules(["fineweb"])) == ["fineweb"]
     assert list(rules({"fineweb": {}, "c4": None})) == ["fineweb"]
     assert Rules.model_validate(Rules().model_dump()) == Rules()
 
 
 @pytest.mark.parametrize("preset", ["refinedweb", "dclm"])
-def test_a_preset_stands_for_rule_sets_and_what_it_holds_changes_them(preset: str) -> None:
+def test_preset_expands_to_rule_sets_with_changed_thresholds(preset: str) -> None:
     written_out = {"gopher_quality": {"min_words": 20}, "gopher_repetition": {}, "fineweb": {}}
     assert rules([preset]) == rules(["gopher_quality", "gopher_repetition"])
     assert rules([{preset: {"gopher_quality": {"min_words": 20}}}, "fineweb"]) == rules(written_out)
@@ -41,21 +41,21 @@ def test_a_preset_stands_for_rule_sets_and_what_it_holds_changes_them(preset: st
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([3], "a rule is a name or a mapping of one name to its thresholds, not 3"),
+        ([3], "a rule is .*, not 3"),
         (["refinedweb", "gopher_quality"], "'gopher_quality' is given twice"),
         (["c4", {"c4": {"min_sentences": 1}}], "'c4' is given twice"),
-        ([{"dclm": {"c4": {}}}], "dclm stands for gopher_quality, gopher_repetition; it has no c4"),
+        ([{"dclm": {"c4": {}}}], "dclm .*gopher_quality, gopher_repetition; .* c4"),
         ([{"dclm": 3}], "it has no 3"),
         ([{"dclm": {"gopher_quality": {"min_wrds": 3}}}], "min_wrds"),
         ({"fineweb": {"constants": "c4"}}, "'paper' or 'datatrove'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(value: Any, message: str) -> None:
+def test_invalid_rules_are_rejected(value: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         rules(value)
 
 
-def test_rule_sources_are_of_configured_sets_and_presets() -> None:
+def test_rule_sources_name_configured_sets_or_presets() -> None:
     section = Filter.model_validate({"rules": ["dclm", "code"], "rule_sources": {"dclm": ["web"], "code": ["git"]}})
     assert section.rule_sources == {"gopher_quality": ("web",), "gopher_repetition": ("web",), "code": ("git",)}
     assert Filter.model_validate(section.model_dump(mode="json")) == section
@@ -63,7 +63,7 @@ def test_rule_sources_are_of_configured_sets_and_presets() -> None:
         Filter.model_validate({"rules": ["fineweb"], "rule_sources": {"c4": ["web"]}})
 
 
-def test_the_schema_for_editors_knows_lists_and_presets() -> None:
+def test_editor_schema_allows_lists_and_presets() -> None:
     definitions = Manifest.model_json_schema()["$defs"]
     assert [form.get("type") for form in definitions["Filter"]["properties"]["rules"]["anyOf"]] == [None, "array"]
     by_language = definitions["Filter"]["properties"]["by_language"]["additionalProperties"]

@@ -1,4 +1,4 @@
-"""YAML of others: values alone, never more of them than anybody writes, and every refusal is an error of YAML's own."""
+"""Untrusted YAML: plain values, bounded in number and depth, and every refusal is an error of YAML's own."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ REFUSED = [
 ]
 
 
-def test_values_and_aliases_are_read_as_yaml_has_them() -> None:
+def test_values_and_aliases_are_read_as_by_pyyaml() -> None:
     text = "a: &a {b: 1, c: [x, 2.5, true, null]}\nd: {<<: *a, b: 2}\ne: *a\n"
     assert parse_yaml(text) == yaml.safe_load(text)
     assert parse_yaml("") is None
     assert compose_yaml("") is None
 
 
-@pytest.mark.parametrize(("text", "why", "line"), REFUSED)
-def test_what_stands_for_too_much_is_refused_at_its_line(text: str, why: str, line: int) -> None:
+@pytest.mark.parametrize(("text", "message", "line"), REFUSED)
+def test_alias_bomb_or_cycle_is_rejected_at_its_line(text: str, message: str, line: int) -> None:
     for read in (parse_yaml, compose_yaml):
-        with pytest.raises(YamlLimitError, match=why) as told:
+        with pytest.raises(YamlLimitError, match=message) as error:
             read(text)
-        assert told.value.problem_mark is not None
-        assert told.value.problem_mark.line + 1 == line
-    with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: \(syntax\): not valid YAML: .*{why}"):
+        assert error.value.problem_mark is not None
+        assert error.value.problem_mark.line + 1 == line
+    with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: \(syntax\): not valid YAML: .*{message}"):
         parse_manifest(text, "m.yaml")
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         (
             "name: m\nsources:\n  a: {path: x}\n prepare: []\n",
@@ -60,12 +60,12 @@ def test_what_stands_for_too_much_is_refused_at_its_line(text: str, why: str, li
         ),
     ],
 )
-def test_the_commonest_slips_of_beginners_are_answered_with_what_to_do(text: str, line: int, said: str) -> None:
-    with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: {said}"):
+def test_common_yaml_mistake_is_reported_with_the_fix(text: str, line: int, message: str) -> None:
+    with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: {message}"):
         parse_manifest(text, "m.yaml")
 
 
-def test_what_is_nested_too_deeply_is_refused_in_the_file_and_in_a_setting() -> None:
+def test_deep_nesting_is_rejected_in_a_file_and_in_an_override() -> None:
     deep = "[" * 5000 + "]" * 5000
     for read in (parse_yaml, compose_yaml):
         with pytest.raises(YamlLimitError, match="too deeply"):
