@@ -1,4 +1,4 @@
-"""Small committed stages for the tokenizing ones to run on."""
+"""Small committed stages as inputs of the tokenizing stages."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Stages:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def documents(self, source: str, number: int, seed: int = 0, words: int = 60) -> list[tuple[str, str, str]]:
+    def documents(self, source: str, num_documents: int, seed: int = 0, words: int = 60) -> list[tuple[str, str, str]]:
         """Random documents: (source, locator, text)."""
         rng = random.Random(f"{source} {seed}")
         return [
             (source, f"{source}/{i}", " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) + f" {i}.\n")
-            for i in range(number)
+            for i in range(num_documents)
         ]
 
     def ingest(self, name: str, documents: Sequence[tuple[str, str, str]], shards: int = 1) -> Path:
         """Deal documents out to shards in turn."""
         for shard in range(shards):
-            dealt = [
+            rows = [
                 {
                     "id": document_id(*document),
                     "source": document[0],
@@ -48,7 +48,7 @@ class Stages:
                 for document in documents[shard::shards]
             ]
             write_table(
-                self.root / name / f"part-{shard:05d}.parquet", pa.Table.from_pylist(dealt, schema=DOCUMENT_SCHEMA)
+                self.root / name / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
             )
         return self.root / name
 
@@ -105,10 +105,13 @@ class Stages:
         seed: int = 3,
         **section: Any,
     ) -> dict[str, Any]:
-        absent = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
-        full = {source: {**absent, **given} for source, given in sources.items()}
+        defaults = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
+        all_options = {source: {**defaults, **options} for source, options in sources.items()}
         return mix.run(
-            inputs, {"mix": section, "sources": full, "seed": seed}, self.root / name, self.context(name, workers)
+            inputs,
+            {"mix": section, "sources": all_options, "seed": seed},
+            self.root / name,
+            self.context(name, workers),
         )
 
     def files(self, name: str) -> dict[str, bytes]:

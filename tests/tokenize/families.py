@@ -1,4 +1,4 @@
-"""A small tokenizer of every family that gigatoken knows, learnt from a few sentences."""
+"""A small tokenizer of every family that gigatoken knows, trained on a few sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, QWEN2, byte_characters, make_pre_tokenizer
 
-LEARNT_FROM = [
+TRAINING_TEXTS = [
     "It's the river that they'll have seen, 1234 times.\n\n  def f(x):\n\treturn x_1 + 'a'",
     "naïve café 日本語テスト",
     "internationalisation antidisestablishmentarianism ================================================",
@@ -56,7 +56,7 @@ SPLITS = {
     "llama3 whole": (LLAMA3,),
 }
 MANIFEST = ("gpt2", "llama3", "digits")
-"""Those that a manifest can name."""
+"""Families that a manifest can name."""
 BYTE_LEVEL = (*MANIFEST, "gpt2 with a prefix", *SPLITS)
 SENTENCEPIECE = ("llama2", "metaspace", "metaspace first", "metaspace whole", "gemma", "collapsing")
 FAMILIES = (*BYTE_LEVEL, *SENTENCEPIECE)
@@ -66,28 +66,28 @@ SPECIAL = ("<|endoftext|>", "<s>", "</s>", "[INST]", "<|im_start|>")
 @cache
 def family(name: str) -> Tokenizer:
     """A tokenizer of 600 tokens or more that treats special tokens as text."""
-    made = _sentencepiece(name) if name in SENTENCEPIECE else _byte_level(name)
-    made.encode_special_tokens = True
-    return made
+    tokenizer = _sentencepiece(name) if name in SENTENCEPIECE else _byte_level(name)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _byte_level(name: str) -> Tokenizer:
-    made = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE())
     if name in SPLITS:
-        made.pre_tokenizer = pre_tokenizers.Sequence(
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[name]),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
     elif name == "gpt2 with a prefix":
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     else:
-        made.pre_tokenizer = make_pre_tokenizer(name)
+        tokenizer.pre_tokenizer = make_pre_tokenizer(name)
     if name.endswith("NFC"):
-        made.normalizer = normalizers.NFC()
-    made.train_from_iterator(
-        LEARNT_FROM,
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.train_from_iterator(
+        TRAINING_TEXTS,
         trainers.BpeTrainer(
             vocab_size=600,
             special_tokens=list(SPECIAL),
@@ -95,25 +95,25 @@ def _byte_level(name: str) -> Tokenizer:
             show_progress=False,
         ),
     )
-    return changed(made, whole_words) if name == "llama3 whole" else made
+    return changed(tokenizer, whole_words) if name == "llama3 whole" else tokenizer
 
 
 def _sentencepiece(name: str) -> Tokenizer:
-    """What `transformers` makes of a sentencepiece model; a letter that it lacks becomes bytes."""
-    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    """Build a tokenizer as `transformers` converts a sentencepiece model, with byte fallback."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     scheme = {"metaspace": "always", "metaspace first": "first", "metaspace whole": "first"}.get(name)
     if scheme is not None:
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=not name.endswith("whole"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=not name.endswith("whole"))
     else:
         collapse = [normalizers.Replace(Regex(" {2,}"), "\u2581")] if name == "collapsing" else []
         prepend = [] if name == "gemma" else [normalizers.Prepend("\u2581")]
-        made.normalizer = normalizers.Sequence([*collapse, *prepend, normalizers.Replace(" ", "\u2581")])
+        tokenizer.normalizer = normalizers.Sequence([*collapse, *prepend, normalizers.Replace(" ", "\u2581")])
     if name == "gemma":
-        made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    plain = [text[:40] for text in LEARNT_FROM]  # without a split, a text is one word
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    texts = [text[:40] for text in TRAINING_TEXTS]  # without a split, a text is one word
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    made.train_from_iterator(
-        [word for text in plain for word in (text, *text.split())],
+    tokenizer.train_from_iterator(
+        [word for text in texts for word in (text, *text.split())],
         trainers.BpeTrainer(
             vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False, limit_alphabet=60
         ),
@@ -122,20 +122,20 @@ def _sentencepiece(name: str) -> Tokenizer:
     def not_special(described: dict[str, Any]) -> None:
         described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in bytes_]
 
-    return changed(made, not_special)
+    return changed(tokenizer, not_special)
 
 
-def changed(tokenizer: Tokenizer, change: Any) -> Tokenizer:
-    """A tokenizer whose JSON was changed by a function."""
-    described = json.loads(tokenizer.to_str())
+def changed(base: Tokenizer, change: Any) -> Tokenizer:
+    """Return a tokenizer whose JSON was changed by a function."""
+    described = json.loads(base.to_str())
     change(described)
-    made = Tokenizer.from_str(json.dumps(described))
-    made.encode_special_tokens = True
-    return made
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def whole_words(described: dict[str, Any]) -> None:
-    """Llama 3's `ignore_merges`, and words that no merges lead to."""
+    """Set Llama 3's `ignore_merges`, and add words that no merges lead to."""
     described["model"]["ignore_merges"] = True
     spelt = "".join(byte_characters()[byte] for byte in "日日".encode())
     for token in ("zq", "\u0120zq", "zqzqzqzqzqzqzqzqzqzqzq", spelt):

@@ -1,4 +1,4 @@
-"""A template that somebody else wrote ends, and takes no more memory than a conversation needs."""
+"""Limits on time and memory of a chat template that somebody else wrote."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HOSTILE = {
     "{% endfor %}",
     "a long body": "{% for a in range(99999) %}" + "{% set u = a %}" * 2000 + "{% endfor %}",
 }
-HONEST = [
+BENIGN = [
     "{% for m in messages %}{{ loop.index0 % 2 }}{{ loop.last }}{{ loop.length }}"
     "{{ m.role ~ ': ' + m['content']|trim }}{% endfor %}",
     "{%- for m in messages[::-1] if m.role == 'user' %}{{ m.content.split('?')[0] ~ loop.previtem }}{% break %}"
@@ -73,23 +73,23 @@ HONEST = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_ended(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_template_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_jinja, "MOST_WORK", 1_000_000)
     template = BoundedEnvironment(extensions=[loopcontrols]).from_string(HOSTILE[name])
     with pytest.raises(TemplateError, match=r"does more than it may|'lipsum' is undefined"):
         render(template, messages=MESSAGES)
 
 
-@pytest.mark.parametrize("text", HONEST)
-def test_an_honest_template_renders_as_in_jinjas_own_sandbox(text: str) -> None:
-    def own(messages: list[dict[str, str]]) -> str:
+@pytest.mark.parametrize("text", BENIGN)
+def test_benign_template_renders_as_in_the_sandbox_of_jinja(text: str) -> None:
+    def render_in_sandbox(messages: list[dict[str, str]]) -> str:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         return environment.from_string(text).render(messages=messages)
 
     bounded = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]).from_string(text)
     for messages in (MESSAGES, MESSAGES * 2, []):
         try:
-            expected = own(messages)
+            expected = render_in_sandbox(messages)
         except TemplateError as error:
             with pytest.raises(type(error)):
                 render(bounded, messages=messages)

@@ -1,4 +1,4 @@
-"""A function of the user's writes conversations: the same in training, in evaluation and where a model is asked."""
+"""User functions that format conversations, alike in training, evaluation and generation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TURNS = [
 ]
 
 
-def own(folder: Path, source: str = FORMAT, **options: Any) -> OwnFormatter:
+def own_formatter(folder: Path, source: str = FORMAT, **options: Any) -> OwnFormatter:
     (folder / "chat.py").write_text(source)
     return OwnFormatter.model_validate(
         {"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options, "time_limit_seconds": 0.5}
@@ -49,14 +49,14 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def chat(tmp_path: Path, tokenizer: Any) -> Chat:
-    write_tokenizer(tokenizer, tmp_path, own(tmp_path))
+    write_tokenizer(tokenizer, tmp_path, own_formatter(tmp_path))
     (tmp_path / "chat.py").unlink()
     return Chat(tmp_path)
 
 
-def test_exactly_what_the_function_marks_is_trained(chat: Chat) -> None:
-    (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000)
-    assert decoded_mask(chat, one) == [
+def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
+    (rendered,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000)
+    assert decoded_mask(chat, rendered) == [
         ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False),
         ("So.<|end|>", True),
         ("\nUSER: Sure?<|end|>\nASSISTANT: ", False),
@@ -65,35 +65,37 @@ def test_exactly_what_the_function_marks_is_trained(chat: Chat) -> None:
     ]
     assert counts["end_of_turn_share"] == 1.0
     assert TURNS[0]["content"] == "Be brief."
-    (last,), _ = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, "last")
-    assert [text for text, trained in decoded_mask(chat, last) if trained] == ["Yes.<|end|>"]
+    (rendered_last,), _ = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, "last")
+    assert [text for text, trained in decoded_mask(chat, rendered_last) if trained] == ["Yes.<|end|>"]
     example = {"id": "a", "prompt": TURNS[:4], "chosen": TURNS[4:], "rejected": TURNS[2:3]}
     (pair,), _ = prepare_pairs([example], chat, 99)
     assert [text for text, trained in decoded_mask(chat, pair.rejected) if trained] == ["So.<|end|>"]
 
 
-def test_a_model_is_asked_as_it_was_trained(chat: Chat) -> None:
-    prompt, whole = chat.encode(TURNS[:2], prompt=True), chat.encode(TURNS[:3])
-    assert prompt.ids.tolist() == whole.ids[: len(prompt.ids)].tolist()
-    assert whole.turns[len(prompt.ids)] == 1
+def test_prompt_is_a_prefix_of_the_training_conversation(chat: Chat) -> None:
+    prompt, conversation = chat.encode(TURNS[:2], prompt=True), chat.encode(TURNS[:3])
+    assert prompt.ids.tolist() == conversation.ids[: len(prompt.ids)].tolist()
+    assert conversation.turns[len(prompt.ids)] == 1
     assert chat.stops >= {chat.tokenizer.token_to_id("<|end|>")}
 
 
-def test_a_special_token_in_a_content_and_a_tool_that_is_left_out_are_refused(chat: Chat) -> None:
+def test_special_token_in_content_and_unwritten_tool_are_rejected(chat: Chat) -> None:
     with pytest.raises(ChatError, match="content holds"):
         chat.encode([{"role": "user", "content": "<|end|>"}])
     with pytest.raises(ChatError, match="chat:write does not write the tool 'weather'"):
         chat.encode(TURNS, tools=[{"type": "function", "function": {"name": "weather"}}])
 
 
-def test_tools_are_given_to_a_function_that_asks_for_them(tmp_path: Path) -> None:
-    formatter = Formatter(own(tmp_path, "def write(messages, tools=None):\n    return [(str(tools), False)]\n"))
+def test_tools_are_passed_to_a_function_with_a_tools_parameter(tmp_path: Path) -> None:
+    formatter = Formatter(
+        own_formatter(tmp_path, "def write(messages, tools=None):\n    return [(str(tools), False)]\n")
+    )
     assert formatter.segments(TURNS[:2], tools=[{"name": "weather"}]) == [("[{'name': 'weather'}]", False)]
     assert formatter.segments(TURNS[:2]) == [("None", False)]
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         (
             "def write(messages):\n    return 'text'",
@@ -133,19 +135,19 @@ def test_tools_are_given_to_a_function_that_asks_for_them(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_a_function_that_conversations_cannot_be_trained_with_is_refused(
-    tmp_path: Path, tokenizer: Any, source: str, says: str
+def test_unsuitable_function_is_rejected_with_its_line(
+    tmp_path: Path, tokenizer: Any, source: str, message: str
 ) -> None:
-    with pytest.raises(TokenizerError, match=f"tokenizer.chat_formatter: .*{says}"):
-        check(tokenizer, own(tmp_path, source))
+    with pytest.raises(TokenizerError, match=f"tokenizer.chat_formatter: .*{message}"):
+        check(tokenizer, own_formatter(tmp_path, source))
 
 
-def test_what_it_raises_on_a_conversation_costs_that_example_alone(tmp_path: Path, tokenizer: Any) -> None:
+def test_exception_on_a_conversation_drops_that_example_only(tmp_path: Path, tokenizer: Any) -> None:
     source = FORMAT.replace(
         "        speaks =",
         "        if 'shout' in message['content']:\n            raise ValueError('no shouting')\n        speaks =",
     )
-    write_tokenizer(tokenizer, tmp_path, own(tmp_path, source))
+    write_tokenizer(tokenizer, tmp_path, own_formatter(tmp_path, source))
     shouted = [{"role": "user", "content": "shout"}, TURNS[2]]
     examples = [{"id": "a", "messages": TURNS}, {"id": "b", "messages": shouted}]
     used, counts = prepare_conversations(examples, Chat(tmp_path), 1000)

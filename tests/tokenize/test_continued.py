@@ -1,4 +1,4 @@
-"""A mixture that begins with rows of another one that were read, and goes on with other weights."""
+"""Mixtures that continue another one after the rows that were read, with new weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mixed(
 
 
 def continuing(packed: PackedSet, positions: int, seed: int = SEED) -> dict[str, Any]:
-    """What continues a set of which a training with this seed has read some positions."""
+    """Describe a continued set of which a training with this seed has read some positions."""
     order = packed.order(seed)
     return {
         "rows": order.places_before(positions),
@@ -63,7 +63,7 @@ def tokens_read(packed: PackedSet, positions: np.ndarray, seed: int = SEED) -> n
 
 
 def readings(packed: PackedSet, rows: np.ndarray) -> Counter[tuple[bytes, int, int]]:
-    """How often each token of each copy of a document lies in some rows."""
+    """Count the occurrences of each token of each copy of a document in some rows."""
     return Counter(
         (piece["id"], piece["copy"], piece["offset"] + token)
         for piece in packed.pieces(rows).to_pylist()
@@ -73,7 +73,7 @@ def readings(packed: PackedSet, rows: np.ndarray) -> Counter[tuple[bytes, int, i
 
 @pytest.mark.parametrize("weights", [{"prose": 0.2, "code": 0.8}, {"prose": 1.0, "code": 0.0}])
 @pytest.mark.parametrize("starts", ["any", "aligned"])
-def test_the_first_rows_are_those_that_were_read_and_the_rest_has_the_new_weights_and_repeats_nothing(
+def test_continued_set_keeps_the_rows_read_and_fills_the_remainder_by_the_new_weights_without_repeats(
     module_stages: Any, prepared: dict[str, Path], weights: dict[str, float], starts: str
 ) -> None:
     tokens = 4000 if starts == "any" else 2000
@@ -94,11 +94,13 @@ def test_the_first_rows_are_those_that_were_read_and_the_rest_has_the_new_weight
     read = after.order(SEED).rows(np.arange(after.rows))
     assert sorted(read.tolist()) == list(range(after.rows))
     assert np.array_equal(read[:READ], np.arange(READ))
-    rest = after.rows - READ
+    num_new = after.rows - READ
     sources = after.source_of(read[READ:])
-    assert abs(int((sources == 1).sum()) - rest * weights["code"]) < 1
-    taken = np.cumsum(sources == 1)
-    assert np.abs(taken - np.arange(1, rest + 1) * taken[-1] / rest).max() <= 0.5  # every prefix of it is the mixture
+    assert abs(int((sources == 1).sum()) - num_new * weights["code"]) < 1
+    code_rows = np.cumsum(sources == 1)
+    assert (
+        np.abs(code_rows - np.arange(1, num_new + 1) * code_rows[-1] / num_new).max() <= 0.5
+    )  # every prefix of it is the mixture
     assert max(readings(after, np.arange(after.rows)).values()) == 1
     pieces = after.pieces(np.arange(after.rows)).to_pylist()
     assert [after.sources[piece["source"]] for piece in pieces] == [
@@ -108,23 +110,21 @@ def test_the_first_rows_are_those_that_were_read_and_the_rest_has_the_new_weight
     assert max(piece["copy"] for piece in pieces) < 8
 
 
-def test_the_rest_takes_the_rows_that_would_have_been_read_next(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_new_rows_are_those_that_would_have_been_read_next(module_stages: Any, prepared: dict[str, Path]) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
     after = mixed(module_stages, prepared, "same", continues=continuing(before, READ))
     order = before.order(SEED)
     for source in range(2):
-        unread, rest = order.rows(np.arange(READ, before.rows)), np.arange(READ, after.rows)
-        later = unread[before.source_of(unread) == source]
-        own = rest[after.source_of(rest) == source]
-        count = min(len(later), len(own))
-        read = {row.tobytes() for row in before.read(later[:count])}
+        unread, new_rows = order.rows(np.arange(READ, before.rows)), np.arange(READ, after.rows)
+        unread_of_source = unread[before.source_of(unread) == source]
+        new_of_source = new_rows[after.source_of(new_rows) == source]
+        count = min(len(unread_of_source), len(new_of_source))
+        read = {row.tobytes() for row in before.read(unread_of_source[:count])}
         # Quotas are rounded anew: one row more or less.
-        assert len({row.tobytes() for row in after.read(own)} - read) <= 1
+        assert len({row.tobytes() for row in after.read(new_of_source)} - read) <= 1
 
 
-def test_the_ledger_names_the_documents_that_are_in_rows_and_the_summary_counts_them(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_ledger_and_summary_agree_with_the_packed_documents(module_stages: Any, prepared: dict[str, Path]) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
     section = {"weights": {"prose": 0.1, "code": 0.9}, "continues": continuing(before, READ)}
     summary = module_stages.mix(
@@ -132,14 +132,14 @@ def test_the_ledger_names_the_documents_that_are_in_rows_and_the_summary_counts_
     )
     after = PackedSet(module_stages.root / "ledger")
     pieces = after.pieces(np.arange(after.rows)).to_pylist()
-    held = {piece["id"] for piece in pieces}
-    everybody = {one["id"]: one for one in after.ledger([bytes.fromhex(one) for one in all_ids(prepared)]).to_pylist()}
-    assert {one for one, entry in everybody.items() if entry["reason"] is None and not entry["held_out"]} == held
+    packed_ids = {piece["id"] for piece in pieces}
+    ledger = after.ledger([bytes.fromhex(document_id) for document_id in all_ids(prepared)]).to_pylist()
+    assert {entry["id"] for entry in ledger if entry["reason"] is None and not entry["held_out"]} == packed_ids
     for number, name in enumerate(after.sources):
-        own = [piece for piece in pieces if piece["source"] == number]
-        assert summary["realised"][name]["documents"] == len({piece["id"] for piece in own})
-        assert summary["realised"][name]["copies"] == len({(piece["id"], piece["copy"]) for piece in own})
-        assert summary["realised"][name]["tokens"] == sum(piece["length"] for piece in own)
+        pieces_of_source = [piece for piece in pieces if piece["source"] == number]
+        assert summary["realised"][name]["documents"] == len({piece["id"] for piece in pieces_of_source})
+        assert summary["realised"][name]["copies"] == len({(piece["id"], piece["copy"]) for piece in pieces_of_source})
+        assert summary["realised"][name]["tokens"] == sum(piece["length"] for piece in pieces_of_source)
     assert [stage["rows"] for stage in summary["stages"]] == [READ, 125 - READ]
     assert summary["stages"][1]["requested"] == {"prose": 0.1, "code": 0.9}
 
@@ -148,13 +148,13 @@ def all_ids(prepared: dict[str, Path]) -> list[str]:
     import pyarrow.parquet as pq
 
     return [
-        one.hex()
+        document_id.hex()
         for path in sorted(prepared["ingest"].glob("part-*"))
-        for one in pq.read_table(path, columns=["id"])["id"].to_pylist()
+        for document_id in pq.read_table(path, columns=["id"])["id"].to_pylist()
     ]
 
 
-def test_a_continued_mixture_is_continued_again_with_phases_and_a_source_more(
+def test_continued_mixture_is_continued_again_with_phases_and_a_new_source(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     first = mixed(module_stages, prepared, "before-any", document_starts="any")
@@ -176,27 +176,27 @@ def test_a_continued_mixture_is_continued_again_with_phases_and_a_source_more(
     assert third.phases[2:] == [[0, 40, 0], [0, 0, 25]]
     assert third.phase_ends() == [25, 100, 125]  # the first one was over already
     assert max(readings(third, np.arange(third.rows)).values()) == 1
-    back = third.order(9).positions(np.arange(third.rows))
-    assert third.order(9).rows(back).tolist() == list(range(third.rows))
-    assert [one.positions for one in third.sets_before()] == [60, READ]
-    assert [one.fingerprint for one in third.sets_before()] == [second.fingerprint, first.fingerprint]
+    positions = third.order(9).positions(np.arange(third.rows))
+    assert third.order(9).rows(positions).tolist() == list(range(third.rows))
+    assert [earlier.positions for earlier in third.sets_before()] == [60, READ]
+    assert [earlier.fingerprint for earlier in third.sets_before()] == [second.fingerprint, first.fingerprint]
 
 
-def test_documents_are_excluded_from_the_rest_alone_or_from_all(
+def test_documents_are_excluded_from_new_rows_only_or_from_all(
     module_stages: Any, prepared: dict[str, Path], tmp_path: Path
 ) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
-    kept = continuing(before, READ)
-    plain = mixed(module_stages, prepared, "same", continues=kept)
+    continues = continuing(before, READ)
+    plain = mixed(module_stages, prepared, "same", continues=continues)
     ids = [piece["id"] for piece in plain.pieces(np.arange(READ - 1, plain.rows)).to_pylist()]
-    both = {piece["id"] for piece in plain.pieces(np.arange(READ)).to_pylist()} & {
+    in_both_parts = {piece["id"] for piece in plain.pieces(np.arange(READ)).to_pylist()} & {
         piece["id"] for piece in plain.pieces(np.arange(READ, plain.rows)).to_pylist()
     }
-    document = sorted(both)[0]
+    document = sorted(in_both_parts)[0]
     assert document in ids
-    listed = tmp_path / "ids"
-    listed.write_text(f"{document.hex()}\n")
-    later = mixed(module_stages, prepared, "later", continues={**kept, "exclude": str(listed)})
+    excluded = tmp_path / "ids"
+    excluded.write_text(f"{document.hex()}\n")
+    later = mixed(module_stages, prepared, "later", continues={**continues, "exclude": str(excluded)})
     rows = np.unique(plain.rows_of_documents([document])["row"].to_numpy())
     assert later.withheld.tolist() == [row for row in rows.tolist() if row >= READ]
     assert np.array_equal(later.read(np.arange(READ)), plain.read(np.arange(READ)))
@@ -207,36 +207,36 @@ def test_documents_are_excluded_from_the_rest_alone_or_from_all(
         prepared,
         "later-again",
         weights={"prose": 0.1, "code": 0.9},
-        continues={**continuing(later, last), "continues": {**kept, "exclude": str(listed)}},
+        continues={**continuing(later, last), "continues": {**continues, "exclude": str(excluded)}},
     )
     assert np.array_equal(tokens_read(third, np.arange(last)), tokens_read(later, np.arange(last)))
     assert third.withheld.size
     assert third.rows_of_document(document)["row"].to_numpy().max() < READ
-    everywhere = mixed(module_stages, prepared, "everywhere", continues=kept, exclude=str(listed))
+    everywhere = mixed(module_stages, prepared, "everywhere", continues=continues, exclude=str(excluded))
     assert everywhere.withheld.tolist() == rows.tolist()
-    again = mixed(module_stages, prepared, "again", continues=continuing(everywhere, READ), exclude=str(listed))
+    again = mixed(module_stages, prepared, "again", continues=continuing(everywhere, READ), exclude=str(excluded))
     assert np.array_equal(tokens_read(again, np.arange(READ)), tokens_read(everywhere, np.arange(READ)))
 
 
-def test_what_cannot_be_continued_is_refused(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_impossible_continuation_is_rejected(module_stages: Any, prepared: dict[str, Path]) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
-    kept = continuing(before, READ)
+    continues = continuing(before, READ)
     with pytest.raises(MixError, match="the first 37 rows are not those that were read"):
-        mixed(module_stages, prepared, "other-seed", seed=4, continues=kept)
+        mixed(module_stages, prepared, "other-seed", seed=4, continues=continues)
     with pytest.raises(MixError, match=r"mix\.tokens are 37 rows, but 37 of them were read already"):
-        mixed(module_stages, prepared, "short", tokens=37 * LENGTH, continues=kept)
+        mixed(module_stages, prepared, "short", tokens=37 * LENGTH, continues=continues)
     with pytest.raises(MixError, match=r"sources\.code: the set that is continued had 3[78] rows of it"):
-        mixed(module_stages, prepared, "fewer", {**MIXTURE, "code": {"weight": 0.3}}, continues=kept)
+        mixed(module_stages, prepared, "fewer", {**MIXTURE, "code": {"weight": 0.3}}, continues=continues)
     with pytest.raises(MixError, match=r"what was read of it, and its weight, asks for .* too few; raise its max_ep"):
-        mixed(module_stages, prepared, "much", weights={"code": 1}, tokens=16_000, continues=kept)
+        mixed(module_stages, prepared, "much", weights={"code": 1}, tokens=16_000, continues=continues)
     moved = mixed(
-        module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=kept, on_shortfall="error"
+        module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=continues, on_shortfall="error"
     )
     assert moved.phases[1][0] == 0
-    with pytest.raises(ValueError, match="which is not a beginning of it"):
-        Continues.model_validate({**kept, "rows": 4000})
+    with pytest.raises(ValueError, match="which is no beginning of it"):
+        Continues.model_validate({**continues, "rows": 4000})
     with pytest.raises(ValueError, match="continues needs packing: stream"):
-        mixed(module_stages, prepared, "fit", packing="best_fit", continues=kept)
+        mixed(module_stages, prepared, "fit", packing="best_fit", continues=continues)
 
 
 @settings(deadline=None, max_examples=60)
@@ -248,29 +248,34 @@ def test_what_cannot_be_continued_is_refused(module_stages: Any, prepared: dict[
     st.integers(0, 9),
     st.data(),
 )
-def test_numbers_are_the_order_of_the_training_for_any_phases_and_any_chain(
+def test_row_numbers_follow_the_training_order_for_any_chain_of_phases(
     phases: list[list[int]], mix_seed: int, seed: int, data: st.DataObject
 ) -> None:
     """Rows of a source, by number, are what the training reads of it in turn; kept ones are its first positions."""
-    names, before, begun = ("a", "b", "c"), None, ()
+    names, before, orders_before = ("a", "b", "c"), None, ()
     tables = tuple(map(tuple, phases))
     for _ in range(2):
         shards = Shards(mix_seed, names, tables, 10, (1, 1, 1), before)
-        order, total = Order.of_phases(tables, seed, len(begun)), sum(map(sum, tables))
-        own = [sum(phase[source] for phase in tables) for source in range(3)]
-        reach = [own[source] if before is None else max(own[source], before.reach(source)) for source in range(3)]
-        asked = [np.arange(reach[source] + 2 if before else own[source]) for source in range(3)]
+        order, total = Order.of_phases(tables, seed, len(orders_before)), sum(map(sum, tables))
+        rows_of_source = [sum(phase[source] for phase in tables) for source in range(3)]
+        reach = [
+            rows_of_source[source] if before is None else max(rows_of_source[source], before.reach(source))
+            for source in range(3)
+        ]
+        numbers = [np.arange(reach[source] + 2 if before else rows_of_source[source]) for source in range(3)]
         row_at = {
             int(place): (source, row)
             for source in range(3)
-            for row, place in enumerate(shards.places(source, asked[source]))
+            for row, place in enumerate(shards.places(source, numbers[source]))
         }
         row_at.pop(-1, None)
         assert sorted(row_at) == list(range(total))  # every place has one row, and no row two
         read = [row_at[int(row)] for row in order.rows(np.arange(total))]
-        assert sources_of_rows(tables, np.arange(total), begun).tolist() == [row_at[row][0] for row in range(total)]
+        assert sources_of_rows(tables, np.arange(total), orders_before).tolist() == [
+            row_at[row][0] for row in range(total)
+        ]
         rows = data.draw(st.integers(1, total), label="rows")
-        following = Before(tables, begun, rows, seed, (0, 1, 2), before)
+        following = Before(tables, orders_before, rows, seed, (0, 1, 2), before)
         for source in range(3):
             turn = [row for of, row in read if of == source]
             assert following.numbers(source, names[source], np.array(turn, dtype=np.int64), mix_seed).tolist() == list(
@@ -281,11 +286,11 @@ def test_numbers_are_the_order_of_the_training_for_any_phases_and_any_chain(
         assert [sum(column) for column in zip(*kept, strict=True)] == [
             sum(of == source for of, _ in read[:rows]) for source in range(3)
         ]
-        more = data.draw(st.lists(st.integers(0, 20), min_size=3, max_size=3).filter(any), label="more")
-        tables, begun, before = (*kept, tuple(more)), orders, following
+        next_phase = data.draw(st.lists(st.integers(0, 20), min_size=3, max_size=3).filter(any), label="more")
+        tables, orders_before, before = (*kept, tuple(next_phase)), orders, following
 
 
-def test_rows_before_a_place_are_counted_as_ranks_say() -> None:
+def test_rows_before_a_place_agree_with_ranks() -> None:
     counts = [7, 0, 3, 5]
     for place in range(16):
         assert rows_before(counts, place) == [
@@ -294,10 +299,10 @@ def test_rows_before_a_place_are_counted_as_ranks_say() -> None:
         ]
 
 
-def test_a_section_counts_sources_that_came_later() -> None:
+def test_section_accounts_for_sources_added_later() -> None:
     section = Continues(rows=3, sources=("a",), phases=((4,),), seed=1, fingerprint="f", digest="d")
-    found = before_of(section, ["0", "a", "b"])
-    assert found is not None
-    assert found.phases == ((0, 4, 0),)
-    assert found.kept() == (((0, 3, 0),), ((0, 4, 0),))
-    assert found.sources == (-1, 0, -1)
+    continued = before_of(section, ["0", "a", "b"])
+    assert continued is not None
+    assert continued.phases == ((0, 4, 0),)
+    assert continued.kept() == (((0, 3, 0),), ((0, 4, 0),))
+    assert continued.sources == (-1, 0, -1)

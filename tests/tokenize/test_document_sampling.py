@@ -22,7 +22,7 @@ columns = st.integers(0, 60).flatmap(
 
 
 @given(columns)
-def test_an_order_by_several_columns_is_that_of_comparing_them_one_after_another(
+def test_order_by_columns_is_lexicographic(
     given_columns: tuple[list[int], list[int], list[int]],
 ) -> None:
     arrays = [np.array(column, dtype=np.uint64) for column in given_columns]
@@ -43,7 +43,7 @@ def test_documents_are_drawn_in_the_order_of_their_hashes() -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=40), st.integers(0, 2 * LARGEST_BUCKET))
-def test_keys_are_ordered_whether_they_are_spread_or_begin_alike(keys: list[int], alike: int) -> None:
+def test_keys_are_ordered_whether_spread_or_sharing_a_prefix(keys: list[int], alike: int) -> None:
     given_keys = np.array([*keys, *range(alike), *keys], dtype=np.uint64)
     order, ordered = order_of_spread(given_keys)
     assert order.tolist() == sorted(range(len(given_keys)), key=given_keys.tolist().__getitem__)

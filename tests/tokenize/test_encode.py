@@ -1,10 +1,11 @@
-"""The stage `tokenize`: the kept documents' ids, once, where the tables say."""
+"""The stage `tokenize`: every kept document's ids, once, at the offsets in the tables."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def inputs(stages: Any) -> dict[str, Path]:
     return {**inputs, "tokenizer": stages.root / "tokenizer"}
 
 
-def test_a_tokenizer_that_changes_text_is_warned_of(stages: Any, inputs: dict[str, Path]) -> None:
+def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: dict[str, Path]) -> None:
     assert stages.tokenize("out", inputs)["changed_documents"] == 0
     content = json.loads((inputs["tokenizer"] / "tokenizer.json").read_text())
     path = stages.root / "lower.json"
@@ -45,10 +46,10 @@ def test_a_tokenizer_that_changes_text_is_warned_of(stages: Any, inputs: dict[st
     loud = stages.ingest("loud", [("prose", "a", "GRIST and mill"), ("prose", "b", "mill"), ("prose", "c", "")])
     summary = stages.tokenize("lower", {"ingest": loud, "tokenizer": stages.root / "given"})
     assert (summary["decoded_documents"], summary["changed_documents"]) == (3, 1)
-    assert "1 of 3 documents that were decoded again come back changed" in stages.warnings("lower")[0]
+    assert "1 of 3 documents" in stages.warnings("lower")[0]
 
 
-def test_texts_are_decoded_again_up_to_a_bound(inputs: dict[str, Path]) -> None:
+def test_decoding_check_is_bounded(inputs: dict[str, Path]) -> None:
     tokenizer = load(inputs["tokenizer"])
     texts = ["ab " * 3000, "cd " * 3000, "ef " * 3000]
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
@@ -58,7 +59,7 @@ def test_texts_are_decoded_again_up_to_a_bound(inputs: dict[str, Path]) -> None:
     assert encode.decode_some(tokenizer, data, offsets, ids, lengths) == (2, 1)
 
 
-def test_documents_that_gigatoken_would_split_otherwise_have_the_librarys_ids(
+def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U+088F is a letter since Unicode 17: gigatoken takes it to the word before, the library does not."""
@@ -73,20 +74,20 @@ def test_documents_that_gigatoken_would_split_otherwise_have_the_librarys_ids(
         tokens = np.fromfile(stages.root / out / "part-00000.tokens.bin", "<u2")
         return [tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in docs]
 
-    by_library, asked = encode.FastEncoder.encode_with_library, list[str]()
+    by_library, library_texts = encode.FastEncoder.encode_with_library, list[str]()
     monkeypatch.setattr(
-        encode.FastEncoder, "encode_with_library", lambda self, some: (asked.extend(some), by_library(self, some))[1]
+        encode.FastEncoder,
+        "encode_with_library",
+        lambda self, texts_: (library_texts.extend(texts_), by_library(self, texts_))[1],
     )
-    for most in (encode.BATCH_BYTES, 1):
-        monkeypatch.setattr(encode, "BATCH_BYTES", most)
-        asked.clear()
-        assert encoded(f"out-{most}") == expected
-        assert [text for text in asked if text in texts[:2] + texts[3:]] == [texts[1], texts[4]]
+    for batch_bytes in (encode.BATCH_BYTES, 1):
+        monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
+        library_texts.clear()
+        assert encoded(f"out-{batch_bytes}") == expected
+        assert [text for text in library_texts if text in texts[:2] + texts[3:]] == [texts[1], texts[4]]
 
 
-def test_tokens_that_the_disk_does_not_take_fail_the_shard(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_fails_the_shard(stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """They are flushed while their tables are made."""
     sync = os.fsync
 
@@ -105,7 +106,7 @@ def test_tokens_that_the_disk_does_not_take_fail_the_shard(
     assert not [path.name for path in (stages.root / "full").iterdir() if "tokens.bin" in path.name]
 
 
-def test_each_kept_document_lies_where_its_table_says(stages: Any, inputs: dict[str, Path]) -> None:
+def test_ids_of_each_kept_document_are_at_its_offset(stages: Any, inputs: dict[str, Path]) -> None:
     summary, tokenizer, total = stages.tokenize("out", inputs), load(inputs["tokenizer"]), 0
     for shard in ("part-00000", "part-00001"):
         documents = pq.read_table(inputs["ingest"] / f"{shard}.parquet")
@@ -139,7 +140,7 @@ def test_workers_and_batches_do_not_change_the_bytes(
     assert stages.files("one") == stages.files("two") == stages.files("small")
 
 
-def test_batches_hold_all_documents_and_little_text() -> None:
+def test_batches_cover_all_documents_within_the_byte_limit() -> None:
     slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2]), 10))
     assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
 
@@ -159,7 +160,7 @@ class Picky:
         return self._inner.encode(texts)
 
 
-def test_a_document_that_fails_is_quarantined_alone(
+def test_failing_document_is_quarantined_alone(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_encoder", lambda tokenizer: "of a test")
@@ -174,14 +175,14 @@ def test_a_document_that_fails_is_quarantined_alone(
     monkeypatch.undo()
     stages.tokenize("whole", inputs)
     for shard in ("part-00000", "part-00001"):
-        mine, whole = (
+        docs, all_docs = (
             pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist() for name in ("out", "whole")
         )
         tokens, all_tokens = (
             np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2") for name in ("out", "whole")
         )
-        reference = {doc["id"]: all_tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in whole}
-        for doc in mine:
+        reference = {doc["id"]: all_tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in all_docs}
+        for doc in docs:
             assert tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() == reference[doc["id"]]
 
 
@@ -197,7 +198,7 @@ def test_too_many_failures_fail_the_stage(
         stages.tokenize("out", inputs)
 
 
-def test_large_vocabularies_are_written_in_32_bits(stages: Any, inputs: dict[str, Path]) -> None:
+def test_large_vocabulary_is_written_as_uint32(stages: Any, inputs: dict[str, Path]) -> None:
     """70,000 words as added tokens push the vocabulary over 65,536."""
     from tokenizers import Tokenizer
 
@@ -214,7 +215,7 @@ def test_large_vocabularies_are_written_in_32_bits(stages: Any, inputs: dict[str
     assert tokens.max() > 65_536
 
 
-def test_an_interrupted_attempt_ends_with_the_same_bytes(stages: Any, inputs: dict[str, Path]) -> None:
+def test_resumed_attempt_writes_the_same_bytes(stages: Any, inputs: dict[str, Path]) -> None:
     stages.tokenize("out", inputs)
     before = stages.files("out")
     (stages.root / "out" / "part-00001.docs.parquet").unlink()
@@ -223,7 +224,7 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(stages: Any, inputs: di
     assert stages.files("out") == before
 
 
-def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages: Any, inputs: dict[str, Path]) -> None:
+def test_report_counts_tokens_per_source_language_and_vocabulary_entry(stages: Any, inputs: dict[str, Path]) -> None:
     langid = stages.annotate(
         "langid",
         inputs["ingest"],
@@ -264,27 +265,27 @@ def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages:
         "pr": expected([name for name in texts if name[0] == "p" and name[-1] != "5"]),
         "unknown": expected([name for name in texts if name[-1] == "5"]),
     }
-    counts = Counter(number for one in ids.values() for number in one)
+    counts = Counter(number for document_ids in ids.values() for number in document_ids)
     vocabulary = summary["vocabulary"]
     assert vocabulary["size"] == tokenizer.vocab_size - 6
     assert (vocabulary["used"], vocabulary["never_used"]) == (len(counts), tokenizer.vocab_size - 6 - len(counts))
     assert vocabulary["used_share"] == round(len(counts) / (tokenizer.vocab_size - 6), 4)
     singles = sum(count for number, count in counts.items() if tokenizer.token_bytes[number] == 1)
     assert vocabulary["single_byte_share"] == round(singles / sum(counts.values()), 4)
-    most, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
+    most_frequent, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
     assert vocabulary["most_frequent"][0] == {
-        "id": most,
-        "text": tokenizer.decode([most]),
-        "bytes": int(tokenizer.token_bytes[most]),
+        "id": most_frequent,
+        "text": tokenizer.decode([most_frequent]),
+        "bytes": int(tokenizer.token_bytes[most_frequent]),
         "count": count,
     }
     assert vocabulary["longest"][0]["bytes"] == max(int(tokenizer.token_bytes[number]) for number in counts)
     assert summary["encoder"] == "gigatoken"
-    written = json.loads((stages.root / "out" / "report.json").read_text())
-    assert written == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
+    report = json.loads((stages.root / "out" / "report.json").read_text())
+    assert report == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
 
 
-def test_a_tokenizer_that_only_the_library_knows_is_named_in_the_summary(stages: Any, inputs: dict[str, Path]) -> None:
+def test_summary_names_the_reason_for_encoding_by_the_library(stages: Any, inputs: dict[str, Path]) -> None:
     from tokenizers import Tokenizer, normalizers
 
     tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
@@ -293,11 +294,11 @@ def test_a_tokenizer_that_only_the_library_knows_is_named_in_the_summary(stages:
     tokenizer.save(str(path))
     stages.tokenizer("nfkc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
     summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfkc"})
-    assert summary["encoder"] == "the tokenizers library, because its normalizer is NFKC"
+    assert re.search("tokenizers library.*normalizer is NFKC", summary["encoder"])
     assert summary["vocabulary"] == stages.tokenize("whole", inputs)["vocabulary"]
 
 
-def test_tokens_that_are_no_whole_characters_are_shown_as_bytes(inputs: dict[str, Path]) -> None:
+def test_partial_characters_are_shown_as_bytes(inputs: dict[str, Path]) -> None:
     tokenizer = load(inputs["tokenizer"])
     byte = tokenizer.tokenizer.token_to_id(byte_characters()[0xE6])
     assert token_text(byte, tokenizer) == r"\xe6"

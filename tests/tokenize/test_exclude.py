@@ -1,4 +1,4 @@
-"""Documents that were excluded: their rows are emptied, and nothing else changes."""
+"""Excluded documents: their rows are blanked, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -29,56 +29,60 @@ def prepared(stages: Any) -> dict[str, Path]:
     return {**inputs, "tokenize": stages.root / "tokenize"}
 
 
-def test_rows_of_excluded_documents_are_emptied_and_every_other_row_stays(
+def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
     stages: Any, prepared: dict[str, Path]
 ) -> None:
     before_counts = stages.mix("whole", prepared, SOURCES, **SECTION)["counts"]
-    whole = PackedSet(stages.root / "whole")
-    pieces = whole.pieces(np.arange(whole.rows))
+    full = PackedSet(stages.root / "whole")
+    pieces = full.pieces(np.arange(full.rows))
     trained = pieces["id"][40].as_py()
-    held_out = whole.validation_pieces("prose")["id"][3].as_py()
-    listed = stages.root / "list.ids"
-    listed.write_text(f"# taken down\n{trained.hex()}\n\n{held_out.hex().upper()}\n{'00' * 16}\n")
-    summary = stages.mix("less", prepared, SOURCES, **SECTION, exclude=str(listed))
-    less = PackedSet(stages.root / "less")
+    held_out = full.validation_pieces("prose")["id"][3].as_py()
+    id_list = stages.root / "list.ids"
+    id_list.write_text(f"# taken down\n{trained.hex()}\n\n{held_out.hex().upper()}\n{'00' * 16}\n")
+    summary = stages.mix("less", prepared, SOURCES, **SECTION, exclude=str(id_list))
+    reduced = PackedSet(stages.root / "less")
 
     emptied = sorted({piece["row"] for piece in pieces.to_pylist() if piece["id"] == trained})
-    assert less.withheld.tolist() == emptied
+    assert reduced.withheld.tolist() == emptied
     assert summary["withheld_rows"] == len(emptied) > 0
-    left = np.setdiff1d(np.arange(whole.rows), emptied)
-    assert np.array_equal(less.read(left), whole.read(left))
-    assert less.pieces(left).equals(whole.pieces(left))
-    assert (less.read(np.array(emptied)) == less.manifest["tokenizer"]["pad"]).all()
-    assert len(less.rows_of_document(trained)) == 0
-    less.verify(deep=True)
+    kept_rows = np.setdiff1d(np.arange(full.rows), emptied)
+    assert np.array_equal(reduced.read(kept_rows), full.read(kept_rows))
+    assert reduced.pieces(kept_rows).equals(full.pieces(kept_rows))
+    assert (reduced.read(np.array(emptied)) == reduced.manifest["tokenizer"]["pad"]).all()
+    assert len(reduced.rows_of_document(trained)) == 0
+    reduced.verify(deep=True)
 
-    assert less.fingerprint == whole.fingerprint
-    order, all_rows = less.order(3), whole.order(3).rows(np.arange(whole.rows)).tolist()
+    assert reduced.fingerprint == full.fingerprint
+    order, all_rows = reduced.order(3), full.order(3).rows(np.arange(full.rows)).tolist()
     assert order.rows(np.arange(order.total)).tolist() == [row for row in all_rows if row not in emptied]
 
-    rows_before = whole.validation_pieces("prose").to_pylist()
-    gone = {piece["row"] for piece in rows_before if piece["id"] == held_out}
-    assert np.array_equal(less.validation("prose"), np.delete(whole.validation("prose"), sorted(gone), axis=0))
-    assert len(less.validation_rows_of_documents("prose", [held_out])) == 0
-    assert summary["validation"]["prose"]["tokens"] == less.validation("prose").size
+    rows_before = full.validation_pieces("prose").to_pylist()
+    blanked_validation_rows = {piece["row"] for piece in rows_before if piece["id"] == held_out}
+    assert np.array_equal(
+        reduced.validation("prose"), np.delete(full.validation("prose"), sorted(blanked_validation_rows), axis=0)
+    )
+    assert len(reduced.validation_rows_of_documents("prose", [held_out])) == 0
+    assert summary["validation"]["prose"]["tokens"] == reduced.validation("prose").size
 
     check_conservation(summary["counts"], "mix")
     assert summary["counts"]["read"] == before_counts["read"]
     assert summary["counts"]["dropped"]["excluded"] == 2
-    ledger = {entry["id"]: entry["reason"] for entry in pq.read_table(less.folder / LEDGER).to_pylist()}
+    ledger = {entry["id"]: entry["reason"] for entry in pq.read_table(reduced.folder / LEDGER).to_pylist()}
     assert (ledger[trained], ledger[held_out]) == ("excluded", "excluded")
-    still = {
-        *less.pieces(left)["id"].to_pylist(),
-        *less.validation_pieces("prose")["id"].to_pylist(),
-        *less.validation_pieces("code")["id"].to_pylist(),
+    packed_ids = {
+        *reduced.pieces(kept_rows)["id"].to_pylist(),
+        *reduced.validation_pieces("prose")["id"].to_pylist(),
+        *reduced.validation_pieces("code")["id"].to_pylist(),
     }
-    assert {one for one, reason in ledger.items() if reason is None} == still
-    beside = {one for one in pieces["id"].to_pylist() if one not in still} - {trained}
-    assert {one for one, reason in ledger.items() if reason == "withheld"} >= beside
+    assert {document_id for document_id, reason in ledger.items() if reason is None} == packed_ids
+    withheld_ids = {document_id for document_id in pieces["id"].to_pylist() if document_id not in packed_ids} - {
+        trained
+    }
+    assert {document_id for document_id, reason in ledger.items() if reason == "withheld"} >= withheld_ids
 
 
-def test_a_line_that_is_no_id_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_invalid_document_id_is_rejected_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "list.ids"
     path.write_text(f"{'ab' * 16}\nhttps://example.org\n")
-    with pytest.raises(MixError, match=r"list.ids:2: 'https://example.org' is not a document id \(32 hexadecimal"):
+    with pytest.raises(MixError, match=r"list.ids:2: 'https://example.org'.*32 hexadecimal"):
         read_excluded(str(path))

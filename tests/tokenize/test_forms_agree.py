@@ -1,4 +1,4 @@
-"""Which way rows take between jobs never changes a result: files and Beam's own shuffle give the same bytes.
+"""Shuffles through files and through Beam's own shuffle give the same bytes.
 
 Beam's local runner, in memory, stands for a cluster.
 """
@@ -30,7 +30,7 @@ ENGINE = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory
 
 
 def write_corpus(folder: Path, kind: str) -> None:
-    """Two sources of some files; records that come again, near-duplicates, repeated lines and passages, a leak."""
+    """Write two sources of some files: duplicate records, near-duplicates, repeated lines and passages, a leak."""
     draw = random.Random(kind)
     texts = [" ".join(draw.choices(WORDS, k=draw.randrange(30, 90))) for _ in range(60)]
     passage = " ".join(draw.choices(WORDS, k=70))
@@ -52,7 +52,7 @@ def write_corpus(folder: Path, kind: str) -> None:
 
 
 def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """Every stage that shuffles; the SHA-256 of each file that came out, and the summaries."""
+    """Run every stage that shuffles, and return the SHA-256 of each output file and the summaries."""
     sources = {name: {"path": str(corpus / f"{name}-*.jsonl"), "id_field": "key"} for name in "ab"}
     chosen = {
         name: {"weight": 1.0, "max_epochs": 5, "where": None, "epochs": None, "min_tokens": None, "max_tokens": None}
@@ -106,7 +106,7 @@ def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
     ],
     ids=["partitions mostly empty", "many small partitions", "small and skewed partitions", "skewed partitions"],
 )
-def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
+def test_shuffling_stages_give_the_same_bytes_in_both_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small: bool
 ) -> None:
     """Small partitions of several batches each; or those that so little data has: one of them, or eight."""
@@ -126,8 +126,8 @@ def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
         assert summaries["dedup_lines"]["units"]["removed"]
         assert summaries["dedup_substrings"]["words_cut"]
         assert summaries["decontaminate"]["matches"]
-    found = run_all(tmp_path / "corpus", tmp_path / "engine", **ENGINE)
-    assert found == (files, summaries)
+    by_engine = run_all(tmp_path / "corpus", tmp_path / "engine", **ENGINE)
+    assert by_engine == (files, summaries)
     arrived = {path.name.removesuffix("-arrived") for path in (tmp_path / "engine" / "work").rglob("*-arrived")}
     assert {
         "keys",
@@ -157,7 +157,7 @@ def test_every_stage_that_shuffles_gives_the_same_bytes_in_both_forms(
 
 
 @pytest.mark.parametrize("form", ["files", "engine"])
-def test_stages_that_are_interrupted_again_and_again_end_with_the_same_bytes(
+def test_repeatedly_interrupted_stages_end_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Every seventh file that takes part in a shuffle is the last one of its attempt."""
@@ -174,6 +174,6 @@ def test_stages_that_are_interrupted_again_and_again_end_with_the_same_bytes(
 
     monkeypatch.setattr(shuffle, name, interrupt)
     assert run_all(tmp_path / "corpus", tmp_path / "interrupted", **(ENGINE if form == "engine" else {})) == expected
-    whole = [path for number, path in enumerate(written, start=1) if number % 7]
-    assert len(whole) == len(set(whole))  # nothing was written again
+    completed = [path for number, path in enumerate(written, start=1) if number % 7]
+    assert len(completed) == len(set(completed))  # no file was written twice
     assert len(written) > 70

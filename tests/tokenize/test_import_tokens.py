@@ -1,10 +1,11 @@
-"""The stage `import_tokens`, on files that writers of this test make byte by byte, and on our own exports."""
+"""The stage `import_tokens`, on files written here byte by byte, and on our own exports."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ Documents = list[list[int]]
 
 
 @pytest.fixture(scope="module")
-def made(module_stages: Any) -> dict[str, Path]:
+def prepared(module_stages: Any) -> dict[str, Path]:
     """Our own documents, and a tokenizer of 300 ids."""
     ingest = module_stages.ingest("ingest", module_stages.documents("prose", 60), 2)
     module_stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"])
@@ -41,43 +42,43 @@ def made(module_stages: Any) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def end(made: dict[str, Path]) -> int:
-    return load(made["tokenizer"]).eos
+def end(prepared: dict[str, Path]) -> int:
+    return load(prepared["tokenizer"]).eos
 
 
-def drawn(seed: int, number: int = 20, end: int = 0) -> Documents:
-    """Documents of random ids that are no end of text."""
+def draw_documents(seed: int, number: int = 20, end: int = 0) -> Documents:
+    """Draw documents of random ids other than the end of text."""
     rng = random.Random(seed)
-    ids = [one for one in range(VOCAB) if one != end]
+    ids = [token for token in range(VOCAB) if token != end]
     return [rng.choices(ids, k=rng.randint(1, 40)) for _ in range(number)]
 
 
 def imported(
-    stages: Any, made: dict[str, Path], name: str, sources: dict[str, dict[str, Any]]
+    stages: Any, prepared: dict[str, Path], name: str, sources: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
     """Run the stage: its summary, the ids of each document by locator, and its warnings."""
     config = {
         "sources": {
-            source: {**given, "listing": token_listing(source, {"format": "auto", **given})}
-            for source, given in sources.items()
+            source: {**options, "listing": token_listing(source, {"format": "auto", **options})}
+            for source, options in sources.items()
         }
     }
     out = stages.root / name
-    summary = import_tokens.run({"tokenizer": made["tokenizer"]}, config, out, stages.context(name))
+    summary = import_tokens.run({"tokenizer": prepared["tokenizer"]}, config, out, stages.context(name))
     return summary, read(out), stages.warnings(name)
 
 
 def read(out: Path) -> dict[str, list[int]]:
-    found = {}
+    ids_by_locator = {}
     for shard in sorted((out / "documents").iterdir()):
         ids = np.fromfile(out / "tokens" / f"{shard.stem}.tokens.bin", dtype="<u2")
         docs = pq.read_table(out / "tokens" / f"{shard.stem}.docs.parquet").to_pylist()
         origins = pq.read_table(shard).to_pylist()
-        assert [one["id"] for one in docs] == [one["id"] for one in origins]
-        assert [one["row"] for one in docs] == list(range(len(origins)))
+        assert [row["id"] for row in docs] == [row["id"] for row in origins]
+        assert [row["row"] for row in docs] == list(range(len(origins)))
         for doc, origin in zip(docs, origins, strict=True):
-            found[origin["locator"]] = ids[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
-    return found
+            ids_by_locator[origin["locator"]] = ids[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+    return ids_by_locator
 
 
 def numbered(name: str, documents: Documents) -> dict[str, list[int]]:
@@ -89,27 +90,29 @@ def packed_ids(kind: str, ids: Sequence[int]) -> bytes:
 
 
 def write_megatron(prefix: Path, sequences: Documents, first: Sequence[int], code: int = 8, kind: str = "H") -> None:
-    """`.bin` and `.idx`: documents are runs of sequences that begin at `first`."""
-    body = b"".join(packed_ids(kind, one) for one in sequences)
-    width, pointers, at = struct.calcsize(kind), [], 0
-    for one in sequences:
-        pointers.append(at)
-        at += len(one) * width
+    """Write `.bin` and `.idx`: documents are runs of sequences that begin at `first`."""
+    body = b"".join(packed_ids(kind, sequence) for sequence in sequences)
+    width, pointers, offset = struct.calcsize(kind), [], 0
+    for sequence in sequences:
+        pointers.append(offset)
+        offset += len(sequence) * width
     index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(first))
-    index += packed_ids("i", [len(one) for one in sequences]) + packed_ids("q", pointers) + packed_ids("q", first)
+    index += (
+        packed_ids("i", [len(sequence) for sequence in sequences]) + packed_ids("q", pointers) + packed_ids("q", first)
+    )
     prefix.with_suffix(".bin").write_bytes(body)
     prefix.with_suffix(".idx").write_bytes(index)
 
 
 def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -> None:
-    """The end of text stands before each document, as llm.c's scripts put it."""
-    ids = [one for document in documents for one in (end, *document)]
+    """Write the end of text before each document, as llm.c's scripts do."""
+    ids = [token for document in documents for token in (end, *document)]
     header = [20240801, 7, len(ids)] if wide else [20240520, 1, len(ids)]
     path.write_bytes(packed_ids("i", header + [0] * 253) + packed_ids("I" if wide else "H", ids))
 
 
 def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compression: str | None = None) -> None:
-    """One shard whose samples have a text before the tokens, and its index."""
+    """Write one shard whose samples have a text before the tokens, and its index."""
     folder.mkdir(parents=True)
     rows = []
     for number, ids in enumerate(samples):
@@ -148,72 +151,81 @@ def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compre
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
 
 
-def test_megatron_documents_are_those_of_the_index(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+def test_megatron_documents_follow_the_index(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
     """A document of two sequences is one; the end of text behind a document is none of its tokens; empty ones count."""
-    first, second, third, fourth = drawn(1, 4, end)
+    first, second, third, fourth = draw_documents(1, 4, end)
     write_megatron(tmp_path / "a", [first, [*second, end], [], [*third, end], fourth], [0, 2, 3, 4, 5])
-    summary, found, warnings = imported(module_stages, made, "megatron", {"web": {"tokens": str(tmp_path / "a")}})
-    assert found == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
+    summary, documents, warnings = imported(
+        module_stages, prepared, "megatron", {"web": {"tokens": str(tmp_path / "a")}}
+    )
+    assert documents == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
     assert (summary["counts"]["read"], summary["counts"]["dropped"]) == (4, {"empty": 1})
     assert summary["sources"]["web"]["formats"] == ["megatron"]
     assert warnings == []
 
 
-def test_wide_megatron_tokens_become_narrow_ones(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
-    documents = drawn(2, 6, end)
+def test_wide_megatron_tokens_are_narrowed(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+    documents = draw_documents(2, 6, end)
     for code, kind in ((4, "i"), (5, "q")):
-        write_megatron(tmp_path / kind, [[*one, end] for one in documents], range(7), code, kind)
-        _, found, _ = imported(
-            module_stages, made, f"megatron-{kind}", {"web": {"tokens": str(tmp_path / f"{kind}.bin")}}
+        write_megatron(tmp_path / kind, [[*document, end] for document in documents], range(7), code, kind)
+        _, imported_documents, _ = imported(
+            module_stages, prepared, f"megatron-{kind}", {"web": {"tokens": str(tmp_path / f"{kind}.bin")}}
         )
-        assert found == numbered(f"{kind}.bin", documents)
+        assert imported_documents == numbered(f"{kind}.bin", documents)
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_both_headers_of_llmc_are_read(module_stages: Any, made: Any, end: int, tmp_path: Path, wide: bool) -> None:
-    documents = drawn(3, 9, end)
+def test_both_headers_of_llmc_are_read(module_stages: Any, prepared: Any, end: int, tmp_path: Path, wide: bool) -> None:
+    documents = draw_documents(3, 9, end)
     write_llmc(tmp_path / "fineweb_000001.bin", documents, end, wide)
     write_llmc(tmp_path / "fineweb_000002.bin", documents[:2], end, wide)
-    _, found, _ = imported(module_stages, made, f"llmc-{wide}", {"web": {"tokens": str(tmp_path / "*.bin")}})
-    assert found == {**numbered("fineweb_000001.bin", documents), **numbered("fineweb_000002.bin", documents[:2])}
+    _, imported_documents, _ = imported(
+        module_stages, prepared, f"llmc-{wide}", {"web": {"tokens": str(tmp_path / "*.bin")}}
+    )
+    assert imported_documents == {
+        **numbered("fineweb_000001.bin", documents),
+        **numbered("fineweb_000002.bin", documents[:2]),
+    }
 
 
 def test_arrays_of_olmo_are_read_with_and_without_a_header(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    documents = drawn(4, 9, end)
-    ids = [one for document in documents for one in (*document, end)]
+    documents = draw_documents(4, 9, end)
+    ids = [token for document in documents for token in (*document, end)]
     np.save(tmp_path / "a.npy", np.array(ids, np.uint32))
     (tmp_path / "b.npy").write_bytes(packed_ids("H", ids))
-    _, found, _ = imported(module_stages, made, "olmo", {"web": {"tokens": str(tmp_path), "dtype": "uint16"}})
-    assert found == {**numbered("a.npy", documents), **numbered("b.npy", documents)}
+    _, imported_documents, _ = imported(
+        module_stages, prepared, "olmo", {"web": {"tokens": str(tmp_path), "dtype": "uint16"}}
+    )
+    assert imported_documents == {**numbered("a.npy", documents), **numbered("b.npy", documents)}
 
 
-def test_the_metadata_beside_an_array_says_where_documents_end_and_what_they_are(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_metadata_file_of_an_array_delimits_and_names_documents(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    first, second = drawn(5, 2, end)
+    first, second = draw_documents(5, 2, end)
     (tmp_path / "a.npy").write_bytes(packed_ids("H", [*first, *second, end]))
     lines = f"0,{len(first)},doc-1,web.jsonl.gz,7\n{len(first)},{len(first) + len(second) + 1},doc-2,web.jsonl.gz,8\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    _, found, _ = imported(
-        module_stages, made, "olmo-csv", {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}}
+    _, documents, _ = imported(
+        module_stages, prepared, "olmo-csv", {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}}
     )
-    assert found == {"a.npy#0": first, "a.npy#1": second}
+    assert documents == {"a.npy#0": first, "a.npy#1": second}
     table = pq.read_table(module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet")
     assert json.loads(table["metadata"][1].as_py()) == {"id": "doc-2", "src": "web.jsonl.gz", "loc": "8"}
 
 
-def test_nothing_but_tokens_is_read_as_the_dtype_that_is_given(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_headerless_tokens_are_read_as_the_configured_dtype(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
     """Another end of text than the tokenizer's, several of them in a row, and none at the end."""
-    documents = [[one for one in document if one != 7] or [8] for document in drawn(6, 5, end)]
-    ids = [7, 7, *[one for document in documents for one in (*document, 7, 7)][:-2]]
+    documents = [[token for token in document if token != 7] or [8] for document in draw_documents(6, 5, end)]
+    ids = [7, 7, *[token for document in documents for token in (*document, 7, 7)][:-2]]
     (tmp_path / "train.bin").write_bytes(packed_ids("I", ids))
-    given = {"tokens": str(tmp_path / "train.bin"), "format": "memmap", "dtype": "uint32", "end_of_text": 7}
-    summary, found, _ = imported(module_stages, made, "memmap", {"web": given})
-    assert found == numbered("train.bin", documents)
+    options = {"tokens": str(tmp_path / "train.bin"), "format": "memmap", "dtype": "uint32", "end_of_text": 7}
+    summary, imported_documents, _ = imported(module_stages, prepared, "memmap", {"web": options})
+    assert imported_documents == numbered("train.bin", documents)
     assert summary["tokens_per_source"] == {"web": sum(map(len, documents))}
 
 
@@ -227,9 +239,9 @@ def test_nothing_but_tokens_is_read_as_the_dtype_that_is_given(
         ("bytes", "H", "uint16", None),
     ],
 )
-def test_samples_of_mds_are_documents_and_cut_at_ends_of_text(
+def test_mds_samples_are_cut_at_ends_of_text(
     module_stages: Any,
-    made: Any,
+    prepared: Any,
     end: int,
     tmp_path: Path,
     encoding: str,
@@ -237,27 +249,29 @@ def test_samples_of_mds_are_documents_and_cut_at_ends_of_text(
     dtype: str | None,
     compression: str | None,
 ) -> None:
-    first, second, third = drawn(7, 3, end)
+    first, second, third = draw_documents(7, 3, end)
     write_mds(tmp_path / "set", [[*first, end, *second, end], third], encoding, kind, compression)
     name = f"mds-{encoding}-{kind}".replace(":", "-")
-    _, found, _ = imported(module_stages, made, name, {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}})
-    assert found == numbered("shard.00000.mds", [first, second, third])
+    _, documents, _ = imported(
+        module_stages, prepared, name, {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}}
+    )
+    assert documents == numbered("shard.00000.mds", [first, second, third])
 
 
-def test_files_without_any_end_of_text_are_cut_where_the_manifest_says(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_files_without_end_of_text_are_cut_by_document_tokens(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    ids = drawn(8, 1, end)[0] * 4
+    ids = draw_documents(8, 1, end)[0] * 4
     (tmp_path / "a.bin").write_bytes(packed_ids("H", ids))
-    given = {"tokens": str(tmp_path / "a.bin"), "format": "memmap", "dtype": "uint16"}
-    with pytest.raises(TokenFileError, match=r"none of its .* tokens is the end of text .* `document_tokens:`"):
-        imported(module_stages, made, "cut-none", {"web": given})
-    _, found, _ = imported(module_stages, made, "cut", {"web": {**given, "document_tokens": 10}})
-    assert found == numbered("a.bin", [ids[at : at + 10] for at in range(0, len(ids), 10)])
+    options = {"tokens": str(tmp_path / "a.bin"), "format": "memmap", "dtype": "uint16"}
+    with pytest.raises(TokenFileError, match="`document_tokens:`"):
+        imported(module_stages, prepared, "cut-none", {"web": options})
+    _, documents, _ = imported(module_stages, prepared, "cut", {"web": {**options, "document_tokens": 10}})
+    assert documents == numbered("a.bin", [ids[start : start + 10] for start in range(0, len(ids), 10)])
 
 
-def test_an_id_beyond_the_vocabulary_is_an_error_with_its_place(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_id_outside_the_vocabulary_is_rejected_with_its_position(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
     write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
     # Two tokens and the end of text before each document, behind a header of 1,024 bytes.
@@ -266,87 +280,87 @@ def test_an_id_beyond_the_vocabulary_is_an_error_with_its_place(
         match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
         rf"tokenizer has the ids 0 to {VOCAB - 1}",
     ):
-        imported(module_stages, made, "beyond", {"web": {"tokens": str(tmp_path / "a.bin")}})
+        imported(module_stages, prepared, "beyond", {"web": {"tokens": str(tmp_path / "a.bin")}})
 
 
-def test_what_a_file_cannot_be_is_said(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
-    ids = [one for document in drawn(9, 20, end) for one in (*document, end)]
+def test_unsuitable_file_is_rejected_with_the_fix(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+    ids = [token for document in draw_documents(9, 20, end) for token in (*document, end)]
     (tmp_path / "wide.bin").write_bytes(packed_ids("I", ids))
-    write_llmc(tmp_path / "cut.bin", drawn(9, 3, end), end)
+    write_llmc(tmp_path / "cut.bin", draw_documents(9, 3, end), end)
     (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-2])
     (tmp_path / "questions.bin").write_bytes(packed_ids("i", [20240522, 1, 3] + [0] * 253))
     write_megatron(tmp_path / "m", [[1, 2, 3]], [0, 1])
     (tmp_path / "m.bin").write_bytes(b"\0\0")
-    for name, given, message in (
-        ("wide.bin", {"format": "memmap", "dtype": "uint16"}, "every other token is 0.* set `dtype: uint32`"),
-        ("wide.bin", {"format": "memmap"}, "does not say what its tokens are stored as; set `dtype:`"),
+    for name, options, message in (
+        ("wide.bin", {"format": "memmap", "dtype": "uint16"}, "`dtype: uint32`"),
+        ("wide.bin", {"format": "memmap"}, "set `dtype:`"),
         ("cut.bin", {}, r"header says [\d,]+ tokens, but it holds"),
-        ("questions.bin", {}, "holds multiple-choice questions"),
+        ("questions.bin", {}, "questions.bin .*multiple-choice"),
         ("m.bin", {}, "has 2 bytes, but its index says 6"),
     ):
         with pytest.raises(TokenFileError, match=message):
             imported(
                 module_stages,
-                made,
+                prepared,
                 f"bad-{zlib.crc32(message.encode())}",
-                {"web": {"tokens": str(tmp_path / name), **given}},
+                {"web": {"tokens": str(tmp_path / name), **options}},
             )
     with pytest.raises(SourceError, match=r"cannot tell the format of wide.bin; set `format:`"):
-        imported(module_stages, made, "bad-auto", {"web": {"tokens": str(tmp_path / "wide.bin")}})
+        imported(module_stages, prepared, "bad-auto", {"web": {"tokens": str(tmp_path / "wide.bin")}})
     with pytest.raises(SourceError, match="does not exist"):
-        imported(module_stages, made, "bad-path", {"web": {"tokens": str(tmp_path / "nowhere.bin")}})
+        imported(module_stages, prepared, "bad-path", {"web": {"tokens": str(tmp_path / "nowhere.bin")}})
 
 
-def test_documents_that_end_with_another_id_and_a_narrow_dtype_are_warned_of(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_foreign_end_of_text_and_narrow_dtype_are_warned_about(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    documents = [[one % 200 for one in document] for document in drawn(10, 5, end)]
-    write_megatron(tmp_path / "a", [[*one, 201] for one in documents], range(6), 1, "B")
-    _, _, warnings = imported(module_stages, made, "other-end", {"web": {"tokens": str(tmp_path / "a.bin")}})
+    documents = [[token % 200 for token in document] for document in draw_documents(10, 5, end)]
+    write_megatron(tmp_path / "a", [[*document_, 201] for document_ in documents], range(6), 1, "B")
+    _, _, warnings = imported(module_stages, prepared, "other-end", {"web": {"tokens": str(tmp_path / "a.bin")}})
     assert len(warnings) == 2
     assert "5 of 5 documents end with id 201" in warnings[0]
-    assert "stored as uint8, which holds no id above 255, but the tokenizer has 300" in warnings[1]
+    assert re.search("uint8.* 255.* 300", warnings[1])
 
 
-def test_files_that_change_after_planning_are_an_error(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
-    write_llmc(tmp_path / "a.bin", drawn(11, 3, end), end)
+def test_files_changed_after_planning_are_rejected(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+    write_llmc(tmp_path / "a.bin", draw_documents(11, 3, end), end)
     section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
     listing = token_listing("web", section)
-    write_llmc(tmp_path / "a.bin", drawn(12, 4, end), end)
+    write_llmc(tmp_path / "a.bin", draw_documents(12, 4, end), end)
     with pytest.raises(ChangedInputError, match="its files changed since the run was planned"):
         import_tokens.run(
-            {"tokenizer": made["tokenizer"]},
+            {"tokenizer": prepared["tokenizer"]},
             {"sources": {"web": {**section, "listing": listing}}},
             module_stages.root / "changed",
             module_stages.context("changed"),
         )
 
 
-def test_parts_are_the_same_however_the_work_is_cut(
-    module_stages: Any, made: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_documents_do_not_depend_on_part_size(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part holds whole documents; what all parts hold together does not depend on their size."""
-    documents = drawn(13, 50, end)
+    documents = draw_documents(13, 50, end)
     for number in range(3):
         write_llmc(tmp_path / f"{number}.bin", documents[number::3], end)
-    given = {"web": {"tokens": str(tmp_path)}}
-    _, whole, _ = imported(module_stages, made, "parts-1", given)
+    sources = {"web": {"tokens": str(tmp_path)}}
+    _, in_one_part, _ = imported(module_stages, prepared, "parts-1", sources)
     monkeypatch.setattr(import_tokens, "PART_TOKENS", 100)
-    _, cut, _ = imported(module_stages, made, "parts-many", given)
+    _, in_many_parts, _ = imported(module_stages, prepared, "parts-many", sources)
     assert len(list((module_stages.root / "parts-many" / "documents").iterdir())) > 5
-    assert whole == cut
-    assert whole == {
+    assert in_one_part == in_many_parts
+    assert in_one_part == {
         locator: ids for number in range(3) for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()
     }
 
 
-def test_a_mixture_of_own_documents_and_imported_tokens_keeps_shares_and_names_every_document(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    documents = drawn(14, 60, end)
+    documents = draw_documents(14, 60, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(module_stages, made, "beside", {"web": {"tokens": str(tmp_path / "web.bin")}})
-    inputs = {**made, "import_tokens": module_stages.root / "beside"}
+    imported(module_stages, prepared, "beside", {"web": {"tokens": str(tmp_path / "web.bin")}})
+    inputs = {**prepared, "import_tokens": module_stages.root / "beside"}
     summary = module_stages.mix(
         "mix-both",
         inputs,
@@ -357,36 +371,36 @@ def test_a_mixture_of_own_documents_and_imported_tokens_keeps_shares_and_names_e
     )
     assert summary["realised"]["web"]["share"] == 0.25
     packed = PackedSet(module_stages.root / "mix-both")
-    held = check_rows(packed, inputs, numbered("web.bin", documents), end)
-    assert held
+    num_pieces = check_rows(packed, inputs, numbered("web.bin", documents), end)
+    assert num_pieces
     assert summary["counts"]["sources"]["web"]["read"] == 60
     assert summary["validation"]["web"]["rows"] > 0
 
 
-def check_rows(packed: PackedSet, inputs: dict[str, Path], wanted: dict[str, list[int]], end: int) -> int:
-    """Every piece of an imported document has the tokens that its file has at that place; returns how many."""
+def check_rows(packed: PackedSet, inputs: dict[str, Path], expected: dict[str, list[int]], end: int) -> int:
+    """Check that every piece of an imported document has the tokens of its file, and return the number of pieces."""
     number = packed.sources.index("web")
     rows = np.arange(packed.rows)
     pieces = pa.concat_tables([packed.pieces(rows)]).to_pylist()
-    described = describe_documents(packed, inputs, {one["id"] for one in pieces})
-    own = [one for one in pieces if one["source"] == number]
-    for one in own:
-        said = described[one["id"]]
-        assert said["source"] == "web"
-        whole = [*wanted[said["locator"]], end]
-        tokens = packed.read(np.array([one["row"]]))[0][one["start"] : one["start"] + one["length"]].tolist()
-        assert tokens == whole[one["offset"] : one["offset"] + one["length"]]
-    assert {described[one["id"]]["source"] for one in pieces if one["source"] != number} <= {"prose"}
-    return len(own)
+    described = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
+    imported_pieces = [piece for piece in pieces if piece["source"] == number]
+    for piece in imported_pieces:
+        origin = described[piece["id"]]
+        assert origin["source"] == "web"
+        document = [*expected[origin["locator"]], end]
+        tokens = packed.read(np.array([piece["row"]]))[0][piece["start"] : piece["start"] + piece["length"]].tolist()
+        assert tokens == document[piece["offset"] : piece["offset"] + piece["length"]]
+    assert {described[piece["id"]]["source"] for piece in pieces if piece["source"] != number} <= {"prose"}
+    return len(imported_pieces)
 
 
-def test_a_mixture_of_imported_tokens_alone_needs_no_documents(
-    module_stages: Any, made: Any, end: int, tmp_path: Path
+def test_mixture_of_imported_tokens_needs_no_documents(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    documents = drawn(15, 40, end)
+    documents = draw_documents(15, 40, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(module_stages, made, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}})
-    inputs = {"tokenizer": made["tokenizer"], "import_tokens": module_stages.root / "alone"}
+    imported(module_stages, prepared, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}})
+    inputs = {"tokenizer": prepared["tokenizer"], "import_tokens": module_stages.root / "alone"}
     summary = module_stages.mix(
         "mix-alone",
         inputs,
@@ -402,11 +416,13 @@ def test_a_mixture_of_imported_tokens_alone_needs_no_documents(
 
 
 @pytest.mark.parametrize("form", ["llmc", "megatron", "memmap", "olmo"])
-def test_what_was_exported_comes_back_document_by_document(module_stages: Any, made: Any, end: int, form: str) -> None:
+def test_exported_tokens_are_imported_document_by_document(
+    module_stages: Any, prepared: Any, end: int, form: str
+) -> None:
     """Documents of at most a row, which best fit leaves whole, so that no format can lose where one ends."""
     if not (module_stages.root / "mix-short" / "packed.json").exists():
         ingest = module_stages.ingest("short", module_stages.documents("prose", 50, words=6))
-        inputs = {"ingest": ingest, "tokenizer": made["tokenizer"]}
+        inputs = {"ingest": ingest, "tokenizer": prepared["tokenizer"]}
         module_stages.tokenize("short-tokens", inputs)
         module_stages.mix(
             "mix-short",
@@ -421,37 +437,39 @@ def test_what_was_exported_comes_back_document_by_document(module_stages: Any, m
     out = module_stages.root / f"export-{form}"
     export_tokens(packed, out, form)
     ending = ".npy" if form == "olmo" else ".bin"
-    _, found, _ = imported(
+    _, documents, _ = imported(
         module_stages,
-        made,
+        prepared,
         f"back-{form}",
         {"web": {"tokens": str(out / f"train*{ending}"), "format": form, "dtype": "uint16"}},
     )
     rows = packed.read(np.arange(packed.rows))
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
-    wanted = [rows[one["row"]][one["start"] : one["start"] + one["length"]].tolist() for one in pieces]
-    if form in ("llmc", "memmap"):  # the one document that the mixture cut runs on into the next
-        wanted = [[*part, end] for part in joined(wanted, end)]
-    assert list(found.values()) == [ids[:-1] if ids[-1] == end else ids for ids in wanted]
+    expected = [rows[piece["row"]][piece["start"] : piece["start"] + piece["length"]].tolist() for piece in pieces]
+    if form in ("llmc", "memmap"):  # a document that the mixture cut runs on into the next
+        expected = [[*part, end] for part in joined_documents(expected, end)]
+    assert list(documents.values()) == [ids[:-1] if ids[-1] == end else ids for ids in expected]
 
 
-def joined(pieces: Documents, end: int) -> Documents:
-    """Pieces without their ends of text; one that has none is joined with the next."""
-    found: Documents = [[]]
+def joined_documents(pieces: Documents, end: int) -> Documents:
+    """Join pieces without an end of text with the next one, and remove ends of text."""
+    documents: Documents = [[]]
     for ids in pieces:
-        found[-1] += [one for one in ids if one != end]
-        found += [[]] if ids[-1] == end else []
-    return [ids for ids in found if ids]
+        documents[-1] += [token for token in ids if token != end]
+        documents += [[]] if ids[-1] == end else []
+    return [ids for ids in documents if ids]
 
 
-def test_files_of_a_store_are_read_as_local_ones(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+def test_remote_files_are_imported_like_local_ones(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
     import fsspec
 
-    documents = drawn(16, 9, end)
+    documents = draw_documents(16, 9, end)
     write_llmc(tmp_path / "a.bin", documents, end)
     write_megatron(tmp_path / "b", documents, range(10))
     store = fsspec.filesystem("memory")
     for name in ("a.bin", "b.bin", "b.idx"):
         store.pipe_file(f"/tokens-elsewhere/{name}", (tmp_path / name).read_bytes())
-    _, found, _ = imported(module_stages, made, "remote", {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}})
-    assert found == {**numbered("a.bin", documents), **numbered("b.bin", documents)}
+    _, imported_documents, _ = imported(
+        module_stages, prepared, "remote", {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}}
+    )
+    assert imported_documents == {**numbered("a.bin", documents), **numbered("b.bin", documents)}

@@ -1,4 +1,4 @@
-"""The stage `mix`, on two small sources that went through all stages before it."""
+"""The stage `mix`, on two small sources that went through all earlier stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing import ledger, streams
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER
 
@@ -27,7 +26,7 @@ MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
 
 
 def clusters(documents: pa.Table) -> dict[str, Any]:
-    """Documents whose locators end alike are near-duplicates; `code` is unjudged."""
+    """Group documents whose locators end alike into near-duplicates; `code` is unjudged."""
     ends = [locator[-1] for locator in documents["locator"].to_pylist()]
     prose = [source == "prose" for source in documents["source"].cast(pa.string()).to_pylist()]
     names = [end.encode() * 16 if judged else None for end, judged in zip(ends, prose, strict=True)]
@@ -38,7 +37,7 @@ def clusters(documents: pa.Table) -> dict[str, Any]:
 
 
 def quality(documents: pa.Table) -> dict[str, Any]:
-    """Quality 0.0 to 0.9 by the last digit; locators ending in 7 are dropped, those in 6 were never scored."""
+    """Score documents 0.0 to 0.9 by their last digit; drop locators ending in 7, leave those in 6 unscored."""
     digits = [int(locator[-1]) for locator in documents["locator"].to_pylist()]
     return {
         "keep": [digit != 7 for digit in digits],
@@ -68,7 +67,7 @@ def prepare(stages: Any, prefix: str, documents: list[tuple[str, str, str]], sha
 
 
 def mixed(stages: Any, prepared: dict[str, Path], name: str = "mix", **section: Any) -> PackedSet:
-    """A packed set of 4,000 tokens, made once per name."""
+    """Return a packed set of 4,000 tokens, mixed once per name."""
     if not (stages.root / name / "packed.json").exists():
         stages.mix(
             name, prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50, **section
@@ -82,8 +81,8 @@ def texts(prepared: dict[str, Path]) -> dict[bytes, str]:
     return dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
 
-def test_rows_per_source_are_the_exact_shares_of_the_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """4,000 tokens are 125 rows of 32; 0.7 of them are 87.5 and 0.3 are 37.5, the tie going to the first."""
+def test_rows_per_source_match_the_weights_exactly(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """4,000 tokens are 125 rows of 32: 0.7 of them are 87.5 and 0.3 are 37.5."""
     packed = mixed(module_stages, prepared)
     assert packed.sources == ["prose", "code"]
     assert packed.rows == 125
@@ -93,51 +92,38 @@ def test_rows_per_source_are_the_exact_shares_of_the_weights(module_stages: Any,
     packed.verify(deep=True)
 
 
-def test_every_row_is_the_text_of_the_documents_that_its_pieces_name(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_rows_hold_the_tokens_of_the_documents_in_their_pieces(module_stages: Any, prepared: dict[str, Path]) -> None:
     packed, tokenizer, originals = mixed(module_stages, prepared), load(prepared["tokenizer"]), texts(prepared)
     tokens, pieces = packed.read(np.arange(packed.rows)), packed.pieces(np.arange(packed.rows)).to_pylist()
     position = dict.fromkeys(range(packed.rows), 0)
     for piece in pieces:
-        whole = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
-        taken = tokens[piece["row"], piece["start"] : piece["start"] + piece["length"]].tolist()
-        assert taken == whole[piece["offset"] : piece["offset"] + piece["length"]]
+        document_tokens = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
+        piece_tokens = tokens[piece["row"], piece["start"] : piece["start"] + piece["length"]].tolist()
+        assert piece_tokens == document_tokens[piece["offset"] : piece["offset"] + piece["length"]]
         assert position[piece["row"]] == piece["start"]
         assert packed.source_of(np.array([piece["row"]])).tolist() == [piece["source"]]
         position[piece["row"]] += piece["length"]
     assert set(position.values()) == {LENGTH}
 
 
-def test_the_rows_of_a_source_continue_each_other_so_that_no_token_is_lost_or_repeated(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_rows_of_a_source_lose_and_repeat_no_token(module_stages: Any, prepared: dict[str, Path]) -> None:
     packed = mixed(module_stages, prepared)
-    seen: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+    parts_by_copy: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
     for piece in packed.pieces(np.arange(packed.rows)).to_pylist():
-        seen.setdefault((piece["id"], piece["copy"]), []).append((piece["offset"], piece["length"]))
-    assert sum(length for parts in seen.values() for _, length in parts) == 4000
-    for parts in seen.values():
+        parts_by_copy.setdefault((piece["id"], piece["copy"]), []).append((piece["offset"], piece["length"]))
+    assert sum(length for parts in parts_by_copy.values() for _, length in parts) == 4000
+    for parts in parts_by_copy.values():
         for (offset, length), (following, _) in zip(sorted(parts), sorted(parts)[1:], strict=False):
             assert offset + length == following
         assert min(parts)[0] == 0
 
 
-def test_every_prefix_of_the_files_is_the_mixture(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_every_prefix_of_the_files_keeps_the_mixture(module_stages: Any, prepared: dict[str, Path]) -> None:
     packed = mixed(module_stages, prepared)
     sources = packed.source_of(np.arange(packed.rows))
     for source, rows in enumerate(packed.rows_per_source):
-        taken = np.cumsum(sources == source)
-        assert np.abs(taken - np.arange(1, packed.rows + 1) * rows / packed.rows).max() <= 0.5
-
-
-def test_training_orders_keep_the_mixture_and_read_every_row_once(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
-    packed = mixed(module_stages, prepared)
-    rows = packed.order(9).rows(np.arange(packed.rows))
-    assert sorted(rows.tolist()) == list(range(packed.rows))
-    assert np.array_equal(packed.source_of(rows), unrank(packed.rows_per_source, np.arange(packed.rows))[0])
+        rows_so_far = np.cumsum(sources == source)
+        assert np.abs(rows_so_far - np.arange(1, packed.rows + 1) * rows / packed.rows).max() <= 0.5
 
 
 def packed_as(stages: Any, prepared: dict[str, Path], length: int, **section: Any) -> tuple[PackedSet, dict[str, Any]]:
@@ -151,7 +137,7 @@ def packed_as(stages: Any, prepared: dict[str, Path], length: int, **section: An
 
 @pytest.mark.parametrize("starts", ["any", "aligned"])
 @pytest.mark.parametrize("packing", ["stream", "best_fit"])
-def test_every_packing_has_the_exact_quotas_and_rows_that_its_pieces_tell(
+def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
     module_stages: Any, prepared: dict[str, Path], packing: str, starts: str
 ) -> None:
     length = 200
@@ -159,23 +145,26 @@ def test_every_packing_has_the_exact_quotas_and_rows_that_its_pieces_tell(
     tokenizer, originals, rows = load(prepared["tokenizer"]), texts(prepared), np.arange(packed.rows)
     tokens, boundaries, positions = packed.read(rows), packed.boundaries(rows), packed.positions(rows)
     packed.verify(deep=True)
-    held = dict.fromkeys(packed.sources, 0)
+    tokens_by_source = dict.fromkeys(packed.sources, 0)
     filled, splits = [0] * packed.rows, 0
     for piece in packed.pieces(rows).to_pylist():
         row, end = piece["row"], piece["start"] + piece["length"]
-        whole = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
-        assert tokens[row, piece["start"] : end].tolist() == whole[piece["offset"] : piece["offset"] + piece["length"]]
+        document_tokens = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
+        assert (
+            tokens[row, piece["start"] : end].tolist()
+            == document_tokens[piece["offset"] : piece["offset"] + piece["length"]]
+        )
         assert positions[row, piece["start"] : end].tolist() == list(range(piece["length"]))
         assert piece["start"] == filled[row]
         if starts == "aligned" and not piece["start"]:
             assert piece["offset"] == 0
-        held[packed.sources[piece["source"]]] += piece["length"]
+        tokens_by_source[packed.sources[piece["source"]]] += piece["length"]
         filled[row] = end
-        splits += piece["offset"] + piece["length"] < len(whole)
+        splits += piece["offset"] + piece["length"] < len(document_tokens)
     assert boundaries.filled().tolist() == filled
     padding = positions < 0
     assert (tokens[padding] == tokenizer.pad).all()
-    assert held == {"prose": 28 * length, "code": 12 * length}
+    assert tokens_by_source == {"prose": 28 * length, "code": 12 * length}
     assert (summary["tokens"], summary["rows"]) == (40 * length, packed.rows)
     assert summary["padding_tokens"] == padding.sum() == packed.rows * length - 40 * length
     assert summary["realised"]["prose"]["share"] == pytest.approx(0.7)
@@ -191,7 +180,7 @@ def test_every_packing_has_the_exact_quotas_and_rows_that_its_pieces_tell(
     assert summary["packings"]["best_fit"]["split_documents"] < summary["packings"]["stream"]["split_documents"]
 
 
-def test_held_out_rows_are_the_same_in_every_packing(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_validation_rows_do_not_depend_on_the_packing(module_stages: Any, prepared: dict[str, Path]) -> None:
     sets = [
         packed_as(module_stages, prepared, 200, packing=packing, document_starts="any")[0]
         for packing in ("stream", "best_fit")
@@ -201,9 +190,9 @@ def test_held_out_rows_are_the_same_in_every_packing(module_stages: Any, prepare
         assert (sets[0].validation_boundaries(source).filled() == 200).all()
 
 
-def test_rows_that_drop_too_much_to_fill_the_quota_are_an_error(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_packing_that_drops_too_many_tokens_is_rejected(module_stages: Any, prepared: dict[str, Path]) -> None:
     available = mixed(module_stages, prepared).manifest["realised"]["prose"]["available_tokens"]
-    with pytest.raises(MixError, match=r"sources\.prose: \d+ tokens may be read .* set mix\.packing to best_fit"):
+    with pytest.raises(MixError, match=r"sources\.prose: .* mix\.packing to best_fit"):
         module_stages.mix(
             "dropped",
             prepared,
@@ -215,9 +204,7 @@ def test_rows_that_drop_too_much_to_fill_the_quota_are_an_error(module_stages: A
         )
 
 
-def test_near_duplicates_never_lie_on_both_sides_of_the_validation_split(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_near_duplicates_never_straddle_the_validation_split(module_stages: Any, prepared: dict[str, Path]) -> None:
     """Prose has 9 clusters (those ending in 7 are dropped); code was not judged, so each document stands alone."""
     packed = mixed(module_stages, prepared)
     cluster = {}
@@ -244,14 +231,14 @@ def test_validation_rows_do_not_depend_on_the_seed_or_the_weights(
         sequence_length=LENGTH,
         validation=0.15,
     )
-    other = PackedSet(module_stages.root / "other")
+    second = PackedSet(module_stages.root / "other")
     for source in first.sources:
-        assert np.array_equal(first.validation(source), other.validation(source))
+        assert np.array_equal(first.validation(source), second.validation(source))
         assert len(first.validation(source)) > 0
-    assert not np.array_equal(first.read(np.arange(20)), other.read(np.arange(20)))
+    assert not np.array_equal(first.read(np.arange(20)), second.read(np.arange(20)))
 
 
-def test_validation_counts_the_bytes_of_its_text(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_validation_records_the_bytes_of_its_text(module_stages: Any, prepared: dict[str, Path]) -> None:
     packed, tokenizer = mixed(module_stages, prepared), load(prepared["tokenizer"])
     for source in packed.sources:
         entry, rows = packed.manifest["validation"][source], packed.validation(source)
@@ -261,7 +248,7 @@ def test_validation_counts_the_bytes_of_its_text(module_stages: Any, prepared: d
         assert 0 <= entry["cut_tokens"] < LENGTH
 
 
-def test_validation_stops_at_its_limit(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_validation_is_limited_by_max_validation_rows(module_stages: Any, prepared: dict[str, Path]) -> None:
     summary = module_stages.mix(
         "capped", prepared, MIXTURE, tokens=2000, sequence_length=LENGTH, validation=0.15, max_validation_rows=1
     )
@@ -296,15 +283,13 @@ def test_small_sources_are_repeated_in_new_orders_up_to_max_epochs(
     copies = {}
     for piece in pieces:
         copies.setdefault((piece["source"], piece["id"]), set()).add(piece["copy"])
-    per_document = [len(found) for (source, _), found in copies.items() if source == 1]
+    per_document = [len(copy_numbers) for (source, _), copy_numbers in copies.items() if source == 1]
     assert max(per_document) == int(np.ceil(summary["epochs"]))
     assert min(per_document) >= int(summary["epochs"])
-    assert all(found == {0} for (source, _), found in copies.items() if source == 0)
+    assert all(copy_numbers == {0} for (source, _), copy_numbers in copies.items() if source == 0)
 
 
-def test_a_source_that_cannot_fill_its_share_is_an_error_that_says_by_how_much(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_shortfall_is_an_error_with_the_largest_possible_mix(module_stages: Any, prepared: dict[str, Path]) -> None:
     with pytest.raises(MixError) as caught:
         module_stages.mix(
             "short",
@@ -316,22 +301,22 @@ def test_a_source_that_cannot_fill_its_share_is_an_error_that_says_by_how_much(
     message = str(caught.value)
     assert "code: weight 0.8 asks for 51200 tokens" in message
     assert "prose: weight 0.2 asks for 12800 tokens" in message
-    most = int(message.split("ask for at most ")[1].split()[0])
+    max_tokens = int(message.split("ask for at most ")[1].split()[0])
     module_stages.mix(
-        "most", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=most, sequence_length=LENGTH
+        "most", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=max_tokens, sequence_length=LENGTH
     )
     with pytest.raises(MixError):
         module_stages.mix(
             "over",
             prepared,
             {"prose": {"weight": 0.2}, "code": {"weight": 0.8}},
-            tokens=most + LENGTH,
+            tokens=max_tokens + LENGTH,
             sequence_length=LENGTH,
         )
     assert not (module_stages.root / "short" / "packed.json").exists()
 
 
-def test_a_condition_chooses_by_what_was_measured(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_where_condition_selects_by_measured_columns(module_stages: Any, prepared: dict[str, Path]) -> None:
     """Of 12 prose documents per last digit, digits 3 to 9 but 6 (never scored) and 7 (dropped before) are taken."""
     condition = "quality >= 0.3 AND cluster_size > 1 -- a comment"
     summary = module_stages.mix(
@@ -370,7 +355,7 @@ def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
         ("read_text('/etc/hostname') = ''", "read_text"),
     ],
 )
-def test_a_wrong_condition_names_source_condition_and_columns(
+def test_invalid_where_condition_names_source_and_columns(
     module_stages: Any, prepared: dict[str, Path], condition: str, complaint: str
 ) -> None:
     with pytest.raises(MixError) as caught:
@@ -383,9 +368,7 @@ def test_a_wrong_condition_names_source_condition_and_columns(
     assert "bytes, cluster, cluster_size, quality, tokens" in message
 
 
-def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_bytes_do_not_depend_on_workers_or_sharding(module_stages: Any, prepared: dict[str, Path]) -> None:
     mixed(module_stages, prepared)
     module_stages.mix(
         "parallel", prepared, MIXTURE, workers=2, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50
@@ -396,10 +379,10 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     module_stages.mix(
         "resharded", resharded, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50
     )
-    expected, others = module_stages.files("mix"), module_stages.files("resharded")
+    expected, resharded_files = module_stages.files("mix"), module_stages.files("resharded")
     assert module_stages.files("parallel") == expected
-    # The ledger alone says where the documents lie.
-    assert {**others, LEDGER: b""} == {**expected, LEDGER: b""}
+    # Only the ledger records the shards of documents.
+    assert {**resharded_files, LEDGER: b""} == {**expected, LEDGER: b""}
     whereabouts = ["shard", "row"]
     assert (
         pq.read_table(module_stages.root / "resharded" / LEDGER)
@@ -417,51 +400,49 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     ],
     ids=str,
 )
-def test_the_bytes_do_not_depend_on_how_the_planning_is_cut_into_partitions(
+def test_bytes_do_not_depend_on_partitions(
     module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch, section: dict[str, Any]
 ) -> None:
-    """Sources that are repeated, in part by what was measured; two phases; excluded documents; sixteen partitions."""
-    listed = module_stages.root / "some.ids"
-    listed.write_text("\n".join(one.hex() for one in sorted(texts(prepared))[::17]))
+    """Repeated sources, one by an expression; two phases; excluded documents; sixteen partitions."""
+    excluded = module_stages.root / "some.ids"
+    excluded.write_text("\n".join(document_id.hex() for document_id in sorted(texts(prepared))[::17]))
     sources = {"prose": {"max_epochs": 3.0, "epochs": "tokens / 60.0"}, "code": {"max_epochs": 30.0}}
-    asked = {
+    options = {
         "tokens": 6000,
         "sequence_length": LENGTH,
         "validation": 0.15,
         "shard_rows": 50,
-        "exclude": str(listed),
+        "exclude": str(excluded),
         "phases": [{"end": 0.6, "weights": {"prose": 0.8, "code": 0.2}}, {"weights": {"prose": 0.3, "code": 0.7}}],
     }
     name = "-".join(section.values())
-    whole = module_stages.mix(f"{name}-whole", prepared, sources, **asked, **section)
+    one_partition = module_stages.mix(f"{name}-whole", prepared, sources, **options, **section)
     monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
-    cut = module_stages.mix(f"{name}-cut", prepared, sources, **asked, **section)
+    many_partitions = module_stages.mix(f"{name}-cut", prepared, sources, **options, **section)
     assert len([*(module_stages.root / f"{name}-cut.work" / "sort-0").iterdir()]) == 16
-    assert cut == whole
+    assert many_partitions == one_partition
     assert module_stages.files(f"{name}-cut") == module_stages.files(f"{name}-whole")
 
 
-def test_a_large_ledger_is_several_tables_by_the_leading_bits_of_the_id(
+def test_large_ledger_is_split_by_the_leading_bits_of_ids(
     module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = mixed(module_stages, prepared)
+    unsplit = mixed(module_stages, prepared)
     monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
     monkeypatch.setattr(ledger, "FILE_DOCUMENTS", 30)
     packed = mixed(module_stages, prepared, "tables")
     assert packed.manifest["ledgers"] == 4
     tables = [pq.read_table(packed.folder / f"documents-{number:05d}.parquet") for number in range(4)]
     assert all(len(table) < 60 for table in tables)
-    entries = pq.read_table(whole.folder / LEDGER)
+    entries = pq.read_table(unsplit.folder / LEDGER)
     assert pa.concat_tables(tables).equals(entries)
-    wanted = entries["id"].to_pylist()[::9]
-    assert packed.ledger(wanted[::-1]).equals(whole.ledger(wanted))
+    document_ids = entries["id"].to_pylist()[::9]
+    assert packed.ledger(document_ids[::-1]).equals(unsplit.ledger(document_ids))
     assert packed.has_ledger
     assert len(packed.ledger([b"?" * 16])) == 0
 
 
-def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_ledger_records_the_fate_of_every_document(module_stages: Any, prepared: dict[str, Path]) -> None:
     packed = mixed(module_stages, prepared)
     shards = sorted(prepared["ingest"].glob("part-*"))
     ledger = pq.read_table(packed.folder / LEDGER).to_pylist()
@@ -471,32 +452,36 @@ def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
         document = pq.read_table(shards[entry["shard"]]).slice(entry["row"], 1).to_pylist()[0]
         assert (document["id"], document["source"]) == (entry["id"], packed.sources[entry["source"]])
     trained = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
-    held_out = {one for source in packed.sources for one in packed.validation_pieces(source)["id"].to_pylist()}
+    held_out = {
+        document_id for source in packed.sources for document_id in packed.validation_pieces(source)["id"].to_pylist()
+    }
     used = {entry["id"]: entry["held_out"] for entry in ledger if entry["reason"] is None}
     assert used == {**dict.fromkeys(trained, False), **dict.fromkeys(held_out, True)}
     unused = {entry["reason"] for entry in ledger} - {None}
     assert unused <= {"quota", "validation_rest"}
-    wanted = [ledger[40]["id"], b"?" * 16]
-    assert packed.ledger(wanted).to_pylist() == [ledger[40]]
+    document_ids = [ledger[40]["id"], b"?" * 16]
+    assert packed.ledger(document_ids).to_pylist() == [ledger[40]]
 
 
-def test_a_documents_rows_are_found_through_the_index_of_each_shard(
+def test_rows_of_a_document_are_found_through_the_index_of_each_shard(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     packed = mixed(module_stages, prepared)
     pieces = packed.pieces(np.arange(packed.rows))
     assert len({*pieces["id"].to_pylist()}) > 40
-    for one in {*pieces["id"].to_pylist()}:
-        assert packed.rows_of_document(one).equals(pieces.filter(pc.equal(pieces["id"], pa.scalar(one, pa.binary(16)))))
+    for document_id in {*pieces["id"].to_pylist()}:
+        assert packed.rows_of_document(document_id).equals(
+            pieces.filter(pc.equal(pieces["id"], pa.scalar(document_id, pa.binary(16))))
+        )
     held_out = packed.validation_pieces("prose")
-    one = held_out["id"][0].as_py()
-    assert packed.validation_rows_of_documents("prose", [one])["row"].to_pylist() == [
-        piece["row"] for piece in held_out.to_pylist() if piece["id"] == one
+    document_id = held_out["id"][0].as_py()
+    assert packed.validation_rows_of_documents("prose", [document_id])["row"].to_pylist() == [
+        piece["row"] for piece in held_out.to_pylist() if piece["id"] == document_id
     ]
-    assert len(packed.validation_rows_of_documents("code", [one])) == 0
+    assert len(packed.validation_rows_of_documents("code", [document_id])) == 0
 
 
-def test_an_interrupted_attempt_ends_with_the_same_bytes(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_resumed_mix_writes_the_same_bytes(module_stages: Any, prepared: dict[str, Path]) -> None:
     mixed(module_stages, prepared)
     out, work = module_stages.root / "interrupted", module_stages.root / "interrupted.work"
     shutil.copytree(module_stages.root / "mix", out)
@@ -513,8 +498,8 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(module_stages: Any, pre
     assert (out / "train-00000.bin").stat().st_mtime_ns == untouched
 
 
-def test_a_large_vocabulary_is_packed_in_32_bits(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """The same documents with ids pushed beyond 16 bits and a tokenizer that claims to have them."""
+def test_large_vocabulary_is_packed_in_32_bits(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """The same documents with ids shifted beyond 16 bits, and a tokenizer that lists them."""
     import json
 
     shift, inputs = 70_000, dict(prepared)
@@ -538,13 +523,13 @@ def test_a_large_vocabulary_is_packed_in_32_bits(module_stages: Any, prepared: d
     large.verify(deep=True)
 
 
-def test_sources_without_held_out_rows_are_warned_of(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_sources_without_validation_rows_are_warned_about(module_stages: Any, prepared: dict[str, Path]) -> None:
     module_stages.mix("quiet", prepared, MIXTURE, tokens=1000, sequence_length=LENGTH, validation=1e-9)
     assert any("no validation rows for prose, code" in message for message in module_stages.warnings("quiet"))
     assert PackedSet(module_stages.root / "quiet").validation("prose").shape == (0, LENGTH)
 
 
-def test_ids_survive_the_way_through_numbers() -> None:
+def test_document_ids_round_trip_through_words() -> None:
     from gristmill.tokenize.document_sampling import word_ids
 
     ids = pa.array([bytes(range(k, k + 16)) for k in (0, 100, 240)], pa.binary(16))

@@ -1,4 +1,4 @@
-"""What a task of a mixture holds is a stated number of bytes for each document of its partition, and nothing else."""
+"""Memory of the tasks of a mixture: a stated number of bytes for each document of a partition."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ DRAWS = Draws(1, 7, 8)
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """What arrays and tables take at the most while something is done, besides what there was."""
+    """Return the peak size of arrays and tables that a function allocates."""
     work()  # compiles kernels, imports
-    usual = pa.default_memory_pool()
-    counting = pa.proxy_memory_pool(usual)
-    pa.set_memory_pool(counting)
+    default_pool = pa.default_memory_pool()
+    counting_pool = pa.proxy_memory_pool(default_pool)
+    pa.set_memory_pool(counting_pool)
     tracemalloc.start()
     try:
         work()
-        arrays: int = tracemalloc.get_traced_memory()[1]
+        array_bytes: int = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-        pa.set_memory_pool(usual)
-    return arrays + int(counting.max_memory())
+        pa.set_memory_pool(default_pool)
+    return array_bytes + int(counting_pool.max_memory())
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +47,22 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A partition of entries and one of the ledger, sorted and laid out."""
     work, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(4)
     words = rng.integers(0, 2**64, (NUMBER, 2), dtype=np.uint64)
-    none, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
+    zeros, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
     write_partitions(
         task_file(work, "entries", "0"),
         pa.table(
             [
-                none,
+                zeros,
                 words[:, 0],
                 words[:, 1],
-                none,
-                none,
+                zeros,
+                zeros,
                 np.arange(NUMBER) * TOKENS,
                 tokens,
             ],
             schema=ENTRIES_SCHEMA,
         ),
-        none,
+        zeros,
         1,
     )
     write_partitions(
@@ -71,16 +71,16 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 words[:, 0],
                 words[:, 1],
-                none,
+                zeros,
                 np.arange(NUMBER),
-                none,
+                zeros,
                 np.full(NUMBER, TRAINS, np.int8),
                 np.ones(NUMBER, np.int32),
                 tokens * 4,
             ],
             schema=CANDIDATES_SCHEMA,
         ),
-        none,
+        zeros,
         1,
     )
     rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
@@ -92,8 +92,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "taken",
         ledger.Taken(
             *(
-                np.array(one)
-                for one in (
+                np.array(column)
+                for column in (
                     [True, False],
                     [False, False],
                     np.array([2**63, 0], np.uint64),
@@ -108,16 +108,18 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sort(work: Path) -> None:
-    sort_segment(Task("00000", {"partition": 0}), DRAWS, 0, 0, sent(work, "entries", "0"), str(work / streams.SEGMENTS))
+    sort_segment(
+        Task("00000", {"partition": 0}), DRAWS, 0, 0, shuffled_from(work, "entries", "0"), str(work / streams.SEGMENTS)
+    )
 
 
-def sent(work: Path, name: str, task: str) -> Shuffled:
+def shuffled_from(work: Path, name: str, task: str) -> Shuffled:
     return Shuffled(work / name, 1, [f"{task}.arrow"])
 
 
 def streams_of(work: Path) -> Streams:
-    none = np.empty((0, 0, 0), np.int64)
-    return Streams(work, 0, DRAWS, Bases(none, none, none))
+    empty = np.empty((0, 0, 0), np.int64)
+    return Streams(work, 0, DRAWS, Bases(empty, empty, empty))
 
 
 ROWS = NUMBER * (TOKENS + 1) // LENGTH
@@ -127,7 +129,7 @@ SHARDS = Shards(1, ("a",), ((ROWS,),), ROWS, (1,))
 def place(work: Path) -> None:
     packing, end = Packing(LENGTH), [ROWS * LENGTH]
     lay_out_stream(Task("00000", {"stream": 0, "ends": end}), streams_of(work), packing, 1, str(work / "plan"))
-    sender = partial(
+    place_rows = partial(
         place_segment,
         streams=streams_of(work),
         shards=SHARDS,
@@ -135,33 +137,39 @@ def place(work: Path) -> None:
         ends=[end, [0]],
         plan=str(work / "plan"),
     )
-    send_to_files(sender, str(work), {PLACE_JOB: 2}, Task("00000", {"pass": 0, "partition": 0}))
+    send_to_files(place_rows, str(work), {PLACE_JOB: 2}, Task("00000", {"pass": 0, "partition": 0}))
 
 
-def test_sorting_a_partition_takes_three_times_its_entries(planned: Path) -> None:
+def test_sorting_a_partition_takes_at_most_three_times_its_entries(planned: Path) -> None:
     assert peak_bytes(lambda: sort(planned)) < 3 * ENTRY_BYTES * NUMBER
 
 
-def test_placing_a_segment_takes_seven_times_its_entries(planned: Path) -> None:
+def test_placing_a_segment_takes_at_most_seven_times_its_entries(planned: Path) -> None:
     assert peak_bytes(lambda: place(planned)) < 7 * ENTRY_BYTES * NUMBER
     pieces = NUMBER + ROWS
-    placed = sent(planned, PLACE_JOB, "00000-0").read(0)
+    placed = shuffled_from(planned, PLACE_JOB, "00000-0").read(0)
     assert NUMBER <= len(placed) <= pieces
-    assert sum(one.type.bit_width // 8 for one in row_layout.PLACED_SCHEMA) == row_layout.PLACED_BYTES
+    assert sum(field.type.bit_width // 8 for field in row_layout.PLACED_SCHEMA) == row_layout.PLACED_BYTES
 
 
-def test_writing_a_shard_takes_a_stated_number_of_bytes_for_each_piece(planned: Path, tmp_path: Path) -> None:
+def test_writing_a_shard_takes_at_most_piece_bytes_per_piece(planned: Path, tmp_path: Path) -> None:
     place(planned)
     plan = RowPlan(
-        sent(planned, PLACE_JOB, "00000-0"), str(tmp_path), (str(planned / "part.bin"),), "uint16", LENGTH, 256, 257
+        shuffled_from(planned, PLACE_JOB, "00000-0"),
+        str(tmp_path),
+        (str(planned / "part.bin"),),
+        "uint16",
+        LENGTH,
+        256,
+        257,
     )
     task = Task("0", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
     pieces = NUMBER + ROWS
     assert peak_bytes(lambda: write_train_shard(task, plan)) < PIECE_BYTES * pieces + 4 * write_shards.BLOCK_BYTES
 
 
-def test_a_partition_of_the_ledger_takes_five_times_its_rows(planned: Path, tmp_path: Path) -> None:
+def test_writing_a_ledger_takes_at_most_five_times_its_rows(planned: Path, tmp_path: Path) -> None:
     task = Task("0", {"file": "documents.parquet", "first": 0, "partitions": 1})
-    of_all = sent(planned, "ledger", "0")
-    peak = peak_bytes(lambda: ledger.write_table_of(task, DRAWS, str(planned / "plan"), 1, of_all, str(tmp_path)))
+    entries = shuffled_from(planned, "ledger", "0")
+    peak = peak_bytes(lambda: ledger.write_table_of(task, DRAWS, str(planned / "plan"), 1, entries, str(tmp_path)))
     assert peak < 5 * CANDIDATE_BYTES * NUMBER

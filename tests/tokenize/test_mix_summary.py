@@ -1,4 +1,4 @@
-"""How far the beginnings of the training order are from the mixture."""
+"""Deviation of the prefixes of the training order from the mixture."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(
 
 
 @given(counts_of_sources, st.integers(0, 2**64 - 1))
-def test_drifts_are_the_largest_differences_that_any_beginning_of_the_order_shows(counts: list[int], seed: int) -> None:
+def test_drifts_are_the_largest_deviations_of_any_prefix(counts: list[int], seed: int) -> None:
     total = sum(counts)
     sources, _ = unrank(counts, Order(counts, seed).rows(np.arange(total)))
     expected = [
         max(
-            abs(Fraction(int(taken)) - Fraction((place + 1) * rows, total))
-            for place, taken in enumerate(np.cumsum(sources == source))
+            abs(Fraction(int(rows_so_far)) - Fraction((place + 1) * rows, total))
+            for place, rows_so_far in enumerate(np.cumsum(sources == source))
         )
         for source, rows in enumerate(counts)
     ]
     assert largest_drifts(np.array(counts)).tolist() == pytest.approx([float(drift) for drift in expected])
-    for found in describe_prefixes([str(source) for source in range(len(counts))], [counts]).values():
-        assert found["largest_drift_rows"] <= found["bound_rows"] + 1e-4
+    for drift_summary in describe_prefixes([str(source) for source in range(len(counts))], [counts]).values():
+        assert drift_summary["largest_drift_rows"] <= drift_summary["bound_rows"] + 1e-4
 
 
-def test_a_set_with_phases_drifts_as_its_worst_phase() -> None:
+def test_phased_set_drifts_as_its_worst_phase() -> None:
     phases = [[1, 9, 0], [5, 3, 2]]
-    found = describe_prefixes(["a", "b", "c"], phases)
-    alone = [describe_prefixes(["a", "b", "c"], [phase]) for phase in phases]
-    for name, values in found.items():
-        assert values == {key: max(part[name][key] for part in alone) for key in values}
+    drifts = describe_prefixes(["a", "b", "c"], phases)
+    drifts_by_phase = [describe_prefixes(["a", "b", "c"], [phase]) for phase in phases]
+    for name, values in drifts.items():
+        assert values == {key: max(part[name][key] for part in drifts_by_phase) for key in values}

@@ -20,13 +20,13 @@ seeds = st.integers(-(2**70), 2**70)
 
 
 def merged(counts: list[int]) -> list[tuple[int, int]]:
-    """The definition, in exact fractions."""
+    """Merge all rows by their virtual time, in exact fractions."""
     items = [(Fraction(2 * j + 1, 2 * n), s, j) for s, n in enumerate(counts) for j in range(n)]
     return [(s, j) for _, s, j in sorted(items)]
 
 
 @given(small_counts)
-def test_places_are_the_merge_of_all_rows_by_exact_virtual_time(counts: list[int]) -> None:
+def test_rank_and_unrank_merge_rows_by_virtual_time(counts: list[int]) -> None:
     expected = merged(counts)
     sources, index = unrank(counts, np.arange(sum(counts)))
     assert list(zip(sources.tolist(), index.tolist(), strict=True)) == expected
@@ -43,12 +43,12 @@ def test_rank_and_unrank_are_exact_for_hundreds_of_billions_of_rows(counts: list
         exact = j
         for t, n in enumerate(counts):
             if t != s:
-                below, rest = divmod((2 * j + 1) * n - counts[s], 2 * counts[s])
-                exact += max(0, below + (1 if rest > 0 or t < s else 0))
+                below, remainder = divmod((2 * j + 1) * n - counts[s], 2 * counts[s])
+                exact += max(0, below + (1 if remainder > 0 or t < s else 0))
         assert exact == place
 
 
-def test_rank_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
+def test_rank_is_exact_where_floats_would_round_up() -> None:
     """Row n - 1 of n comes at n (n + 1) / n - 1 / 2n of the other source's rows, which a float rounds to n + 1/2."""
     n = 2**38
     assert rank([n + 1, n], np.array(1), np.array(n - 1)) == n - 1 + n
@@ -63,19 +63,10 @@ def test_every_epoch_reads_every_row_exactly_once(counts: list[int], seed: int, 
 
 
 @given(small_counts, seeds, st.integers(0, 3))
-def test_positions_are_where_the_order_reads_a_row(counts: list[int], seed: int, epoch: int) -> None:
+def test_positions_invert_rows(counts: list[int], seed: int, epoch: int) -> None:
     order, total = Order(counts, seed), sum(counts)
     positions = np.arange(epoch * total, (epoch + 1) * total)
     assert np.array_equal(order.positions(order.rows(positions), epoch), positions)
-
-
-@given(st.lists(st.integers(1, 2**36), min_size=1, max_size=5), seeds, st.data())
-def test_positions_are_found_among_hundreds_of_billions_of_rows(
-    counts: list[int], seed: int, data: st.DataObject
-) -> None:
-    rows = np.array(data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=8)))
-    order = Order(counts, seed)
-    assert order.rows(order.positions(rows, 2)).tolist() == rows.tolist()
 
 
 @given(small_counts, seeds)
@@ -85,26 +76,26 @@ def test_every_prefix_keeps_the_mixture_within_the_stated_bound(counts: list[int
     for source, n in enumerate(counts):
         share = Fraction(n, total)
         bound = (1 - share) / 2 + share * (number - 1) / 2
-        taken = np.cumsum(sources == source).tolist()
-        assert all(abs(taken[k] - (k + 1) * share) <= bound for k in range(total))
+        rows_so_far = np.cumsum(sources == source).tolist()
+        assert all(abs(rows_so_far[k] - (k + 1) * share) <= bound for k in range(total))
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
-def test_a_permutation_is_a_bijection_and_its_inverse_undoes_it(n: int, key: int) -> None:
+def test_permutation_is_a_bijection_with_an_inverse(n: int, key: int) -> None:
     image = permute(np.arange(n), n, key)
     assert np.array_equal(np.sort(image), np.arange(n))
     assert np.array_equal(permute(image, n, key, inverse=True), np.arange(n))
 
 
 def test_permutations_of_three_are_equally_frequent() -> None:
-    """1,200 keys over 6 outcomes: chi-square with 5 degrees of freedom is below 25.7 but once in 10,000."""
+    """1,200 keys over 6 outcomes: chi-square with 5 degrees of freedom exceeds 25.7 once in 10,000."""
     images = [tuple(permute(np.arange(3), 3, order_key(0, "three", k)).tolist()) for k in range(1200)]
     observed = np.unique(images, axis=0, return_counts=True)[1]
     assert len(observed) == 6
     assert ((observed - 200) ** 2 / 200).sum() < 25.7
 
 
-def test_neighbours_are_torn_apart_over_a_billion_rows() -> None:
+def test_permutation_separates_neighbours_over_a_billion_rows() -> None:
     n = 10**9
     image = permute(np.arange(20_000), n, order_key(1, "apart"))
     assert abs(np.corrcoef(image[:-1], image[1:])[0, 1]) < 0.03
@@ -112,7 +103,7 @@ def test_neighbours_are_torn_apart_over_a_billion_rows() -> None:
     assert np.histogram(image, bins=20, range=(0, n))[0].min() > 850
 
 
-def test_seeds_and_epochs_differ_and_the_same_seed_does_not() -> None:
+def test_order_depends_on_seed_and_epoch_only() -> None:
     counts, positions = [40, 0, 60], np.arange(100)
     first = Order(counts, 1).rows(positions)
     assert np.array_equal(first, Order(counts, 1).rows(positions))
@@ -123,20 +114,18 @@ def test_seeds_and_epochs_differ_and_the_same_seed_does_not() -> None:
     )
 
 
-def test_the_order_of_a_seed_never_changes_between_releases() -> None:
+def test_order_of_a_seed_is_golden() -> None:
     assert Order([3, 5], 7).rows(np.arange(16)).tolist() == GOLDEN
 
 
 def by_definition(counts: list[int], seed: int, epoch: int, places: np.ndarray) -> np.ndarray:
-    """Rows at places of an epoch, by the vectorised functions, one source after the other."""
+    """Return the rows at places of an epoch, by the vectorised functions."""
     return order_module.by_definition(np.array(counts), seed, 0, epoch, places)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
-def test_the_compiled_order_is_the_one_that_the_functions_define(
-    counts: list[int], seed: int, epoch: int, data: st.DataObject
-) -> None:
+def test_compiled_order_equals_its_definition(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
     total = sum(counts)
     places = np.array(data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20)))
     order = Order(counts, seed)
@@ -148,18 +137,16 @@ def test_the_compiled_order_is_the_one_that_the_functions_define(
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
-def test_rows_of_a_span_are_those_of_its_positions_one_by_one(
-    counts: list[int], seed: int, epoch: int, data: st.DataObject
-) -> None:
+def test_span_equals_the_rows_of_its_positions(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
     total = sum(counts)
     first = data.draw(st.integers(0, total - 1))
     places = np.arange(first, min(first + data.draw(st.integers(1, 300)), total))
-    found = Order(counts, seed).span(epoch * total + first, len(places))
-    assert found.tolist() == by_definition(counts, seed, epoch, places).tolist()
+    rows = Order(counts, seed).span(epoch * total + first, len(places))
+    assert rows.tolist() == by_definition(counts, seed, epoch, places).tolist()
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any), min_size=1, max_size=3), st.data())
-def test_a_span_goes_on_into_the_next_phase_and_the_next_epoch(phases: list[list[int]], data: st.DataObject) -> None:
+def test_span_crosses_phases_and_epochs(phases: list[list[int]], data: st.DataObject) -> None:
     order = Order.of_phases(phases, 9)
     end = order.total if order.has_phases else 3 * order.total
     first = data.draw(st.integers(0, end))
@@ -167,25 +154,25 @@ def test_a_span_goes_on_into_the_next_phase_and_the_next_epoch(phases: list[list
     assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
 
 
-def test_the_first_spans_of_a_process_load_no_kernel_and_are_the_same() -> None:
-    asked = (
+def test_first_spans_of_a_process_load_no_kernel() -> None:
+    program = (
         "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
         "print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads),"
         "       o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads)])"
     )
-    found = json.loads(subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True).stdout)
-    assert found[:2] == found[3:5]
-    assert (found[2], found[5]) == (0, 1)
+    results = json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    assert results[:2] == results[3:5]
+    assert (results[2], results[5]) == (0, 1)
 
 
-def test_a_span_before_the_beginning_or_behind_the_end_of_a_order_with_phases_is_refused() -> None:
-    with pytest.raises(ValueError, match="positions start at 0, not -2"):
+def test_span_outside_a_phased_order_is_rejected() -> None:
+    with pytest.raises(ValueError, match="-2"):
         Order([5], 0).span(-2, 4)
-    with pytest.raises(ValueError, match="7 rows would be read, but the set with phases has 6, and is read once"):
+    with pytest.raises(ValueError, match=r"7 rows .* 6"):
         Order.of_phases([[4], [2]], 0).span(4, 3)
 
 
-def test_a_span_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
+def test_span_is_exact_where_floats_would_round_up() -> None:
     n = 2**38
     for counts in ([n + 1, n], [n, n + 1]):
         assert (
@@ -194,28 +181,18 @@ def test_a_span_is_exact_where_floating_point_rounds_up_to_the_next_row() -> Non
         )
 
 
-def test_a_million_million_rows_are_ordered_without_storing_anything_per_row() -> None:
+def test_order_of_a_trillion_rows_stores_nothing_per_row() -> None:
     counts = [600_000_000_000, 399_999_999_999, 1]
     tracemalloc.start()
     order = Order(counts, 3)
     positions = np.linspace(0, 10**12 - 1, 500, dtype=np.int64)
     rows = order.rows(positions)
-    most = tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 1_000_000
+    assert peak < 1_000_000
     assert rows.tolist() == by_definition(counts, 3, 0, positions).tolist()
     assert len(set(rows.tolist())) == 500
     assert order.positions(rows).tolist() == positions.tolist()
-
-
-@settings(max_examples=20)
-@given(st.lists(st.integers(1, 2**36), min_size=1, max_size=5), seeds)
-def test_a_huge_order_can_be_read_anywhere_without_storing_it(counts: list[int], seed: int) -> None:
-    total = sum(counts)
-    positions = np.array([0, total - 1, total, 5 * total + total // 2])
-    rows = Order(counts, seed).rows(positions)
-    assert ((rows >= 0) & (rows < total)).all()
-    assert np.array_equal(unrank(counts, rows)[0], unrank(counts, positions % total)[0])
 
 
 phase_counts = st.integers(1, 5).flatmap(
@@ -226,9 +203,7 @@ phase_counts = st.integers(1, 5).flatmap(
 
 
 @given(phase_counts, seeds)
-def test_phases_are_read_one_after_another_each_whole_and_in_its_own_mixture(
-    phases: list[list[int]], seed: int
-) -> None:
+def test_phases_are_read_in_turn_each_in_its_own_mixture(phases: list[list[int]], seed: int) -> None:
     order, first = Order.of_phases(phases, seed), 0
     for counts in phases:
         number = sum(counts)
@@ -240,44 +215,42 @@ def test_phases_are_read_one_after_another_each_whole_and_in_its_own_mixture(
 
 
 @given(phase_counts, seeds, st.randoms(use_true_random=False))
-def test_any_positions_of_a_order_with_phases_can_be_asked_for_at_once(
-    phases: list[list[int]], seed: int, random: random.Random
-) -> None:
+def test_phased_order_maps_arrays_of_positions(phases: list[list[int]], seed: int, random: random.Random) -> None:
     order = Order.of_phases(phases, seed)
     expected = order.rows(np.arange(order.total))
-    asked = [random.randrange(order.total) for _ in range(12)]
-    assert order.rows(np.array(asked).reshape(3, 4)).tolist() == expected[asked].reshape(3, 4).tolist()
-    assert order.positions(expected[asked]).tolist() == asked
+    positions = [random.randrange(order.total) for _ in range(12)]
+    assert order.rows(np.array(positions).reshape(3, 4)).tolist() == expected[positions].reshape(3, 4).tolist()
+    assert order.positions(expected[positions]).tolist() == positions
 
 
-def test_one_phase_is_the_order_without_phases_for_all_epochs() -> None:
+def test_single_phase_equals_an_order_without_phases() -> None:
     positions = np.arange(30)
     assert np.array_equal(Order.of_phases([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions))
 
 
-def test_two_phases_of_the_same_counts_are_shuffled_differently() -> None:
+def test_equal_phases_are_shuffled_differently() -> None:
     rows = Order.of_phases([[100], [100]], 1).rows(np.arange(200))
     assert not np.array_equal(rows[:100], rows[100:] - 100)
 
 
-def test_a_set_with_phases_has_no_second_epoch() -> None:
+def test_phased_order_has_no_second_epoch() -> None:
     order = Order.of_phases([[3, 1], [0, 4]], 7)
-    with pytest.raises(ReadOnceError, match="9 rows would be read, but the set with phases has 8, and is read once"):
+    with pytest.raises(ReadOnceError, match=r"9 rows .* 8"):
         order.rows(np.array([0, 8]))
-    with pytest.raises(ReadOnceError, match="16 rows would be read"):
+    with pytest.raises(ReadOnceError, match=r"16 rows .* 8"):
         order.positions(np.array([0]), epoch=1)
     with pytest.raises(ValueError, match=r"at least one row in every phase, not \[4, 0\]"):
         Order.of_phases([[3, 1], [0, 0]], 7)
 
 
-def test_counts_that_cannot_be_ordered_are_refused() -> None:
+def test_invalid_counts_and_positions_are_rejected() -> None:
     with pytest.raises(ValueError, match="not \\[-1\\]"):
         Order([-1], 0)
     with pytest.raises(ValueError, match="at least one row"):
         Order([0, 0], 0)
     with pytest.raises(ValueError, match="between 0 and 1099511627776"):
         Order([2**40, 1], 0)
-    with pytest.raises(ValueError, match="positions start at 0, not -3"):
+    with pytest.raises(ValueError, match="-3"):
         Order([4], 0).rows(np.array([-3]))
     with pytest.raises(ValueError, match="places are in \\[0, 4\\)"):
         unrank([4], np.array([4]))

@@ -1,4 +1,4 @@
-"""Rows of a stream that is nowhere whole: segment after segment gives what all of it at once would."""
+"""Rows of a stream packed segment by segment, against packing all of it at once."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ def starts_of(sizes: list[int]) -> np.ndarray:
 
 
 def segments_of(starts: np.ndarray, borders: list[int]) -> list[np.ndarray]:
-    """The documents in runs of their own: what a stream is cut into must change nothing."""
+    """Cut a stream of documents into segments at any borders."""
     places = sorted({0, len(starts) - 1, *(border % len(starts) for border in borders)})
     return [starts[first : last + 1] for first, last in pairwise(places)]
 
 
 def slow_best_fit(lengths: list[int], capacity: int) -> list[int]:
-    """Look through all bins for the smallest space that is large enough; of equal ones take the last filled."""
+    """Search all bins for the smallest sufficient space; of equal ones take the last filled."""
     bins: list[list[int]] = []  # space, when it was last filled
-    found = [-1] * len(lengths)
-    for when, item in enumerate(sorted(range(len(lengths)), key=lambda number: -lengths[number])):
+    bin_of_item = [-1] * len(lengths)
+    for step, item in enumerate(sorted(range(len(lengths)), key=lambda number: -lengths[number])):
         fitting = [(space, -filled, number) for number, (space, filled) in enumerate(bins) if space >= lengths[item]]
         number = min(fitting)[2] if fitting else len(bins)
         if not fitting:
-            bins.append([capacity, when])
-        bins[number] = [bins[number][0] - lengths[item], when]
-        found[item] = number
-    return found
+            bins.append([capacity, step])
+        bins[number] = [bins[number][0] - lengths[item], step]
+        bin_of_item[item] = number
+    return bin_of_item
 
 
 @dataclass(frozen=True)
-class Laid:
-    """What the segments of a stream come to: rows of (begin, end) in the stream, and what they cost."""
+class PackedStream:
+    """Rows of (begin, end) in the stream, and their costs."""
 
     rows: list[list[tuple[int, int]]]
     costs: Costs
 
 
-def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> Laid:
-    """Go through the segments twice, as the stage does: to count them, and to cut them."""
+def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> PackedStream:
+    """Count the segments, then cut them, as the stage does."""
     costs, before = Costs(ends, packing), []
     for starts in segments:
         before.append(costs.places())
@@ -64,24 +64,26 @@ def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> La
             ]
         else:
             pieces = [cut(starts, 0, ends[-1], packing, places[0])]
-        for one in pieces:
-            for row, entry, offset, length in zip(one.row, one.entry, one.offset, one.length, strict=True):
-                at = int(starts[entry] + offset)
-                rows.setdefault(int(row), []).append((at, at + int(length)))
+        for run in pieces:
+            for row, entry, offset, length in zip(run.row, run.entry, run.offset, run.length, strict=True):
+                begin_ = int(starts[entry] + offset)
+                rows.setdefault(int(row), []).append((begin_, begin_ + int(length)))
     assert sorted(rows) == list(range(len(rows)))
-    return Laid([rows[row] for row in range(len(rows))], costs)
+    return PackedStream([rows[row] for row in range(len(rows))], costs)
 
 
 def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[int, int]]]:
-    """The rows of the tokens [0, end) by the definition, all documents at hand."""
+    """Return the rows of the tokens [0, end) by definition, with all documents in memory."""
     parts = [(begin, min(stop, end)) for begin, stop in pairwise(starts_of(sizes).tolist()) if begin < end]
     if packing.best_fit:
         parts = [(begin, min(stop, begin + LENGTH)) if packing.aligned else (begin, stop) for begin, stop in parts]
-        whole = [[(at, at + LENGTH)] for begin, stop in parts for at in range(begin, stop - LENGTH + 1, LENGTH)]
-        rests = [(stop - (stop - begin) % LENGTH, stop) for begin, stop in parts if (stop - begin) % LENGTH]
-        bins = slow_best_fit([stop - begin for begin, stop in rests], LENGTH)
-        return whole + [
-            [rest for rest, own in zip(rests, bins, strict=True) if own == number]
+        full_rows = [
+            [(first, first + LENGTH)] for begin, stop in parts for first in range(begin, stop - LENGTH + 1, LENGTH)
+        ]
+        remainders = [(stop - (stop - begin) % LENGTH, stop) for begin, stop in parts if (stop - begin) % LENGTH]
+        bins = slow_best_fit([stop - begin for begin, stop in remainders], LENGTH)
+        return full_rows + [
+            [remainder for remainder, bin_number in zip(remainders, bins, strict=True) if bin_number == number]
             for number in range(max(bins, default=-1) + 1)
         ]
     begins = list(range(0, end, LENGTH))
@@ -95,7 +97,7 @@ def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[i
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 70))
-def test_best_fit_is_the_slow_search_through_all_bins(lengths: list[int], capacity: int) -> None:
+def test_best_fit_equals_a_search_of_all_bins(lengths: list[int], capacity: int) -> None:
     bins, used = best_fit_decreasing(np.array(lengths, dtype=np.int32), capacity)
     assert bins.tolist() == slow_best_fit(lengths, capacity)
     assert used == len(set(bins.tolist()))
@@ -112,14 +114,14 @@ def test_best_fit_is_the_slow_search_through_all_bins(lengths: list[int], capaci
     )
 
 
-def test_best_fit_prefers_the_fullest_row_and_not_the_first() -> None:
-    """6 and 5 open a row each, as both leave too little for the other; 3 fits 5's exactly; 2 fits 6's."""
+def test_best_fit_prefers_the_fullest_row() -> None:
+    """6 and 5 each open a row; 3 fits that of 5 exactly, 2 that of 6."""
     bins, used = best_fit_decreasing(np.array([6, 5, 3, 2], dtype=np.int32), 8)
     assert (bins.tolist(), used) == ([0, 1, 1, 0], 2)
 
 
-def test_many_items_are_dealt_out_in_little_memory() -> None:
-    """Up to a billion items of each length, in rows of 2,048: the dealings are some for each length."""
+def test_dealing_billions_of_items_takes_little_memory() -> None:
+    """Up to a billion items of each length, in rows of 2,048."""
     counts = np.random.default_rng(3).integers(0, 10**9, 2049)
     begins, dealt, bins = deal_out(counts, 2048)
     assert len(dealt) < 20 * 2048
@@ -132,9 +134,7 @@ borders_of_segments = st.lists(st.integers(0, 25), max_size=4)
 
 
 @given(sizes_of_documents, borders_of_segments, st.data())
-def test_rows_are_those_of_the_definition_however_the_stream_is_cut_into_segments(
-    sizes: list[int], borders: list[int], data: st.DataObject
-) -> None:
+def test_rows_do_not_depend_on_segments(sizes: list[int], borders: list[int], data: st.DataObject) -> None:
     starts = starts_of(sizes)
     end = data.draw(st.integers(1, int(starts[-1])))
     for packing in PACKINGS:
@@ -144,7 +144,7 @@ def test_rows_are_those_of_the_definition_however_the_stream_is_cut_into_segment
 
 
 @given(sizes_of_documents, borders_of_segments, st.data())
-def test_every_packing_costs_what_laying_it_out_shows(
+def test_costs_of_every_packing_equal_those_of_its_rows(
     sizes: list[int], borders: list[int], data: st.DataObject
 ) -> None:
     starts = starts_of(sizes)
@@ -172,9 +172,7 @@ def test_every_packing_costs_what_laying_it_out_shows(
 
 
 @given(sizes_of_documents, borders_of_segments, st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any))
-def test_every_phase_holds_exactly_its_quota_in_rows_of_its_own(
-    sizes: list[int], borders: list[int], rows: list[int]
-) -> None:
+def test_every_phase_fills_its_quota_in_its_own_rows(sizes: list[int], borders: list[int], rows: list[int]) -> None:
     starts = starts_of(sizes)
     segments = segments_of(starts, borders)
     for packing in PACKINGS:
@@ -183,18 +181,18 @@ def test_every_phase_holds_exactly_its_quota_in_rows_of_its_own(
             assert ends is not None or packing.aligned
             continue
         laid = lay_out(segments, ends, packing)
-        held = [sum(b - a for a, b in row) for row in laid.rows]
+        tokens_per_row = [sum(b - a for a, b in row) for row in laid.rows]
         per_phase = laid.costs.rows_of_phases() if packing.best_fit else rows
         borders_of_phases = np.cumsum([0, *per_phase]).tolist()
         assert len(laid.rows) == borders_of_phases[-1]
         for phase, (first, last) in enumerate(pairwise(borders_of_phases)):
-            assert sum(held[first:last]) == rows[phase] * LENGTH
+            assert sum(tokens_per_row[first:last]) == rows[phase] * LENGTH
             begin = 0 if not phase else ends[phase - 1]
             assert all(begin <= a and b <= ends[phase] for row in laid.rows[first:last] for a, b in row)
-        found = laid.costs.accounts()[packing.name]
-        assert (found["rows"], found["tokens"]) == (len(laid.rows), sum(held))
+        account = laid.costs.accounts()[packing.name]
+        assert (account["rows"], account["tokens"]) == (len(laid.rows), sum(tokens_per_row))
         run_ends = {b for row in laid.rows for _, b in row}
-        assert found["split_documents"] == sum(
+        assert account["split_documents"] == sum(
             any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist())
         )
         if packing.aligned:
@@ -202,7 +200,7 @@ def test_every_phase_holds_exactly_its_quota_in_rows_of_its_own(
 
 
 @given(sizes_of_documents)
-def test_best_fit_cuts_no_document_that_fits_a_row(sizes: list[int]) -> None:
+def test_best_fit_splits_only_documents_longer_than_a_row(sizes: list[int]) -> None:
     starts = starts_of(sizes)
     laid = lay_out([starts], [int(starts[-1])], Packing(LENGTH, best_fit=True))
     runs = {run for row in laid.rows for run in row}
@@ -211,7 +209,7 @@ def test_best_fit_cuts_no_document_that_fits_a_row(sizes: list[int]) -> None:
     assert laid.costs.accounts()["best_fit"]["split_documents"] == sum(size > LENGTH for size in sizes)
 
 
-def test_what_packings_cost_is_counted_by_hand() -> None:
+def test_costs_of_packings_are_derived_by_hand() -> None:
     """Documents of 5, 5, 3 and 11 tokens in rows of 8.
 
     stream: 0-8, 8-16, 16-24 cuts the second (at 8) and the fourth (at 16). best_fit: 8 of the fourth alone, 5 + 3,
@@ -220,7 +218,7 @@ def test_what_packings_cost_is_counted_by_hand() -> None:
     """
     laid = lay_out([starts_of([5, 5, 3, 11])], [24], Packing(LENGTH, best_fit=True))
     keys = ("rows", "tokens", "padding_tokens", "dropped_tokens", "split_documents", "split_tokens")
-    assert {name: tuple(found[key] for key in keys) for name, found in laid.costs.accounts().items()} == {
+    assert {name: tuple(account[key] for key in keys) for name, account in laid.costs.accounts().items()} == {
         "stream": (3, 24, 0, 0, 2, 16),
         "stream_aligned": (2, 16, 0, 8, 2, 16),
         "best_fit": (3, 24, 0, 0, 1, 11),

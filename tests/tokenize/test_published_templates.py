@@ -1,4 +1,4 @@
-"""Published chat templates give the text that transformers gives, with its functions and with our own."""
+"""Published chat templates, rendered as by transformers, with its functions and with our own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PUBLISHED = {
     if not path.stem.endswith("_training")
 }
 PARTS_ONLY = {"llava_next"}
-"""Refuses contents that are texts."""
+"""Templates that reject string contents."""
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 TOOL = {
     "type": "function",
@@ -66,15 +66,15 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 
 
 class Clock(datetime):
-    """A clock that stands still for transformers."""
+    """A frozen clock for transformers."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
         return TEMPLATE_DATE
 
 
-def theirs(template: str, conversation: dict[str, Any]) -> str | None:
-    """The text that transformers renders; None where the template refuses the conversation."""
+def render_by_transformers(template: str, conversation: dict[str, Any]) -> str | None:
+    """Render with transformers; None if the template rejects the conversation."""
     messages, names = conversation["messages"], {key: value for key, value in conversation.items() if key != "messages"}
     try:
         rendered, _ = transformers_templates.render_jinja_template([messages], chat_template=template, **names, **NAMES)
@@ -83,8 +83,8 @@ def theirs(template: str, conversation: dict[str, Any]) -> str | None:
     return str(rendered[0])
 
 
-def ours(template: jinja2.Template, conversation: dict[str, Any]) -> str | None:
-    """The text that is trained."""
+def render_by_gristmill(template: jinja2.Template, conversation: dict[str, Any]) -> str | None:
+    """Render the text that is trained on; None if the template rejects the conversation."""
     names = {key: value for key, value in conversation.items() if key not in ("messages", "add_generation_prompt")}
     prompt = conversation.get("add_generation_prompt", False)
     try:
@@ -95,21 +95,23 @@ def ours(template: jinja2.Template, conversation: dict[str, Any]) -> str | None:
         return None
 
 
-def test_twenty_families_are_rendered() -> None:
+def test_at_least_twenty_templates_are_compared() -> None:
     assert len(PUBLISHED) >= 20
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_template_is_rendered_as_by_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_template_renders_as_by_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_templates, "datetime", Clock)
     for functions in (own_functions(), transformers_functions()):
         compiled = compile_template(PUBLISHED[name], functions=functions)
-        rendered = {key: ours(compiled, conversation) for key, conversation in CONVERSATIONS.items()}
-        assert rendered == {key: theirs(PUBLISHED[name], conversation) for key, conversation in CONVERSATIONS.items()}
+        rendered = {key: render_by_gristmill(compiled, conversation) for key, conversation in CONVERSATIONS.items()}
+        assert rendered == {
+            key: render_by_transformers(PUBLISHED[name], conversation) for key, conversation in CONVERSATIONS.items()
+        }
         assert (rendered["plain"] is None) == (name in PARTS_ONLY)
 
 
-def test_the_date_of_a_template_is_that_of_the_clock() -> None:
+def test_template_date_comes_from_the_clock() -> None:
     template = "{{ strftime_now('%d %b %Y') }}"
     assert render_segments(compile_template(template), [])[0][0] == "26 Jul 2024"
     assert render_segments(compile_template(template, lambda: datetime(2031, 2, 3)), [])[0][0] == "03 Feb 2031"

@@ -26,22 +26,24 @@ from gristmill.tokenize.mixing.quotas import (
 )
 from gristmill.tokenize.order import Order, sources_of_rows
 
-OWN = {"web": 0.7, "code": 0.3}
+SOURCE_WEIGHTS = {"web": 0.7, "code": 0.3}
 TOKENS = {"web": 8100, "code": 100}
 
 
 def weights(**section: object) -> list[tuple[float, list[float]]]:
-    """(end, shares) of every phase."""
-    phases = plan_phases(Mix.model_validate({"tokens": 1000, **section}), OWN, TOKENS)
+    """Plan the phases, and return (end, shares) of each."""
+    phases = plan_phases(Mix.model_validate({"tokens": 1000, **section}), SOURCE_WEIGHTS, TOKENS)
     return [(float(phase.end), [float(share) for share in phase.shares()]) for phase in phases]
 
 
-def test_a_weight_is_the_decimal_number_that_was_written() -> None:
+def test_weights_are_exact_decimals() -> None:
     assert exact(0.7) == Fraction(7, 10)
-    assert plan_phases(Mix(tokens=1000), OWN, TOKENS) == [Phase(Fraction(1), (Fraction(7, 10), Fraction(3, 10)))]
+    assert plan_phases(Mix(tokens=1000), SOURCE_WEIGHTS, TOKENS) == [
+        Phase(Fraction(1), (Fraction(7, 10), Fraction(3, 10)))
+    ]
 
 
-def test_the_mixture_overrides_the_sources_and_a_phase_overrides_the_mixture() -> None:
+def test_weights_of_a_phase_override_the_mixture_and_those_the_sources() -> None:
     assert weights() == [(1.0, [0.7, 0.3])]
     assert weights(weights={"web": 1, "code": 3}) == [(1.0, [0.25, 0.75])]
     assert weights(weights={"code": 2}) == [(1.0, [0.0, 1.0])]
@@ -50,7 +52,7 @@ def test_the_mixture_overrides_the_sources_and_a_phase_overrides_the_mixture() -
     assert weights(weights={"web": 1}, phases=phases)[0] == (0.5, [1.0, 0.0])
 
 
-def test_shares_by_size_are_tokens_to_the_power_of_alpha() -> None:
+def test_shares_by_size_are_powers_of_tokens() -> None:
     """8100 : 100 to the power of a half is 90 : 10."""
     assert weights(weights={"alpha": 0.5}) == [(1.0, [0.9, 0.1])]
     assert weights(weights={"alpha": 1})[0][1] == [8100 / 8200, 100 / 8200]
@@ -62,21 +64,21 @@ sizes = st.lists(st.integers(0, 10**13), min_size=1, max_size=8).filter(any)
 
 
 @given(sizes)
-def test_alpha_1_is_proportional_and_alpha_0_equal_exactly_and_nothing_has_no_share(tokens: list[int]) -> None:
+def test_alpha_1_is_proportional_alpha_0_uniform_and_empty_sources_have_no_share(tokens: list[int]) -> None:
     assert by_size(tokens, 1) == tuple(map(Fraction, tokens))
     assert by_size(tokens, 0) == tuple(Fraction(number > 0) for number in tokens)
     assert all((share == 0) == (number == 0) for share, number in zip(by_size(tokens, 0.3), tokens, strict=True))
 
 
 @given(sizes, st.floats(0, 1), st.floats(0, 1))
-def test_a_lower_alpha_gives_small_sources_more(tokens: list[int], one: float, other: float) -> None:
-    low, high = (Phase(Fraction(1), by_size(tokens, alpha)).shares() for alpha in sorted((one, other)))
+def test_lower_alpha_gives_small_sources_more(tokens: list[int], first_alpha: float, second_alpha: float) -> None:
+    low, high = (Phase(Fraction(1), by_size(tokens, alpha)).shares() for alpha in sorted((first_alpha, second_alpha)))
     smallest = min(range(len(tokens)), key=lambda k: (tokens[k] == 0, tokens[k]))
     assert low[smallest] >= high[smallest] - Fraction(1, 10**20)
     assert sum(low) == sum(high) == 1
 
 
-def test_no_weight_at_all_is_refused() -> None:
+def test_zero_weights_are_rejected() -> None:
     with pytest.raises(MixError, match="weights of all sources are 0"):
         Phase(Fraction(1), (Fraction(0), Fraction(0))).shares()
     with pytest.raises(ValueError, match="every weight is 0, so the mixture is empty"):
@@ -86,14 +88,14 @@ def test_no_weight_at_all_is_refused() -> None:
 @pytest.mark.parametrize(
     ("phases", "complaint"),
     [
-        ([{"end": 0.5}, {"end": 0.9}], "the last ends with the set"),
+        ([{"end": 0.5}, {"end": 0.9}], "the last"),
         ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
         ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
         ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
-        ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha must be between 0 .* and 1 .*, not 2"),
+        ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha .*2"),
     ],
 )
-def test_phases_that_do_not_follow_one_another_are_refused(phases: list[object], complaint: str) -> None:
+def test_unordered_phases_are_rejected(phases: list[object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Mix.model_validate({"tokens": 1000, "phases": phases})
 
@@ -118,7 +120,7 @@ weight = st.one_of(st.just(0.0), st.floats(0, 100).map(lambda value: round(value
 
 @st.composite
 def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
-    """Mixtures of up to 4 phases and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
+    """Draw mixtures of up to 4 phases and 5 sources; `limited` adds limits of every kind, often infeasible."""
     sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
     lines = draw(
@@ -143,7 +145,7 @@ def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
 
 
 def planned(request: MixRequest) -> Quotas:
-    """The quotas with redistribution; examples that cannot be are not looked at."""
+    """Plan with redistribution; discard infeasible examples."""
     try:
         return plan_rows(request, redistribute=True)
     except MixError:
@@ -152,7 +154,7 @@ def planned(request: MixRequest) -> Quotas:
 
 
 @given(requests())
-def test_quotas_fill_every_phase_exactly_and_keep_every_limit(request_: MixRequest) -> None:
+def test_quotas_fill_every_phase_and_keep_every_limit(request_: MixRequest) -> None:
     quotas, total = planned(request_), request_.tokens // LENGTH
     borders = [0, *(int(phase.end * total + Fraction(1, 2)) for phase in request_.phases)]
     assert [sum(line) for line in quotas.rows] == np.diff(borders).tolist()
@@ -162,56 +164,54 @@ def test_quotas_fill_every_phase_exactly_and_keep_every_limit(request_: MixReque
 
 
 @given(requests(limited=False))
-def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(request_: MixRequest) -> None:
+def test_quota_without_redistribution_is_the_rounded_share(request_: MixRequest) -> None:
     quotas = plan_rows(request_)
     for line, rows, phase in zip(quotas.asked, quotas.rows, request_.phases, strict=True):
         assert list(line) == [sum(rows) * share for share in phase.shares()]
         assert all(abs(number - share) < 1 for number, share in zip(rows, line, strict=True))
-    for rows, asked in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
-        assert abs(rows - asked) < 1
+    for rows, requested in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
+        assert abs(rows - requested) < 1
 
 
 @given(requests(limited=False))
-def test_redistribution_changes_nothing_where_no_limit_is_broken(request_: MixRequest) -> None:
+def test_redistribution_changes_nothing_within_limits(request_: MixRequest) -> None:
     assert plan_rows(request_) == plan_rows(request_, redistribute=True)
 
 
 @given(requests())
-def test_sources_within_their_limits_keep_their_proportions_in_every_phase(request_: MixRequest) -> None:
-    """Two sources that no limit holds are to each other as their weights, to within a row of each."""
+def test_unlimited_sources_keep_their_ratio_in_every_phase(request_: MixRequest) -> None:
+    """Any two sources that no limit binds have the ratio of their weights, to within a row each."""
     quotas = planned(request_)
     limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
     free = [
         k
-        for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
-        if least + 1 < rows < most - 1
+        for k, (rows, (minimum, maximum)) in enumerate(zip(quotas.per_source(), limits, strict=True))
+        if minimum + 1 < rows < maximum - 1
     ]
     for phase, rows in zip(request_.phases, quotas.rows, strict=True):
-        for one in free:
-            for other in free:
-                slack = phase.weights[one] + phase.weights[other]
-                difference = rows[one] * phase.weights[other] - rows[other] * phase.weights[one]
+        for first in free:
+            for second in free:
+                slack = phase.weights[first] + phase.weights[second]
+                difference = rows[first] * phase.weights[second] - rows[second] * phase.weights[first]
                 assert abs(difference) < slack or not slack
 
 
 @given(requests(limited=False), st.integers(0, 2**32))
-def test_every_prefix_of_the_stream_keeps_the_weights_of_its_phase_within_the_stated_bound(
-    request_: MixRequest, seed: int
-) -> None:
-    """Off by the bound of `order.py` within the phase, and by less than a row for each phase's rounding."""
+def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(request_: MixRequest, seed: int) -> None:
+    """The deviation is the bound of `order.py` within the phase, plus less than a row of rounding for each phase."""
     quotas = plan_rows(request_)
     order = Order.of_phases(quotas.rows, seed)
     sources = sources_of_rows(quotas.rows, order.rows(np.arange(order.total)))
-    first, asked_before = 0, np.zeros(len(request_.supplies))
-    for number, (rows, asked) in enumerate(zip(quotas.rows, quotas.asked, strict=True)):
+    first, requested_before = 0, np.zeros(len(request_.supplies))
+    for number, (rows, requested) in enumerate(zip(quotas.rows, quotas.asked, strict=True)):
         size, present = sum(rows), sum(1 for part in rows if part)
-        for source, (part, share) in enumerate(zip(rows, asked, strict=True)):
-            taken = np.cumsum(sources == source)[first : first + size]
-            wanted = asked_before[source] + np.arange(1, size + 1) * float(share) / size
+        for source, (part, share) in enumerate(zip(rows, requested, strict=True)):
+            rows_so_far = np.cumsum(sources == source)[first : first + size]
+            expected = requested_before[source] + np.arange(1, size + 1) * float(share) / size
             portion = part / size
             bound = (1 - portion) / 2 + portion * (present - 1) / 2 + (number + 1)
-            assert (np.abs(taken - wanted) <= bound + 1e-9).all()
-        first, asked_before = first + size, asked_before + np.array([float(share) for share in asked])
+            assert (np.abs(rows_so_far - expected) <= bound + 1e-9).all()
+        first, requested_before = first + size, requested_before + np.array([float(share) for share in requested])
 
 
 @given(
@@ -220,7 +220,7 @@ def test_every_prefix_of_the_stream_keeps_the_weights_of_its_phase_within_the_st
     st.integers(1, 300),
 )
 def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
-    """Sources at their caps would have as much or more at the level of the others; the sum is the whole."""
+    """Capped sources lie at or below the level of the others, and all rows are given out."""
     supplies = {str(k): Supply(1, caps[k] * LENGTH) for k in range(len(weights))}
     weighed = sum(cap for share, cap in zip(weights, caps, strict=False) if share)
     if weighed < total:
@@ -242,23 +242,23 @@ def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps
         assert all(low < high for _, high in levels)
 
 
-def test_what_a_capped_source_leaves_goes_to_the_others_by_their_weights() -> None:
-    """100 rows by 2 : 1 : 1 are 50, 25, 25; the first has 20, so the others share 80; b's limit of 30 leaves c 50."""
+def test_rows_of_a_capped_source_go_to_the_others_by_weight() -> None:
+    """100 rows by 2 : 1 : 1 are 50, 25, 25; `a` has 20, so that `b` and `c` share 80; with 30 for `b`, `c` has 50."""
     supplies = {"a": Supply(1, 200), "b": Supply(1, 1000), "c": Supply(1, 1000)}
     assert plan(1000, [2, 1, 1], supplies, redistribute=True) == {"a": 20, "b": 40, "c": 40}
     limited = {**supplies, "b": Supply(1, 1000, max_tokens=309)}
     assert plan(1000, [2, 1, 1], limited, redistribute=True) == {"a": 20, "b": 30, "c": 50}
 
 
-def test_a_minimum_is_taken_from_the_others_by_their_weights() -> None:
-    """100 rows by 90 : 9 : 1 with at least 19 of the last: 81 rows by 10 : 1 are 73.6 and 7.4; a weight of 0 too."""
+def test_minimum_is_taken_from_the_others_by_weight() -> None:
+    """100 rows by 90 : 9 : 1 with at least 19 of the last: 81 rows by 10 : 1 are 73.6 and 7.4."""
     supplies = {"a": Supply(1, 5000), "b": Supply(1, 5000), "c": Supply(1, 5000, min_tokens=181)}
     assert plan(1000, [90, 9, 1], supplies, redistribute=True) == {"a": 74, "b": 7, "c": 19}
     assert plan(1000, [90, 9, 0], supplies, redistribute=True)["c"] == 19
 
 
-def test_a_source_that_is_short_is_short_in_every_phase_in_proportion() -> None:
-    """`a` asks for 40 of 80 and 10 of 20 rows and has 25: half of each; the rest goes to the others there."""
+def test_short_source_is_reduced_in_every_phase_proportionally() -> None:
+    """`a` has 25 of the 40 + 10 rows of its shares: half of each; other sources fill each phase."""
     phases = phases_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
     supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
     quotas = plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
@@ -266,63 +266,56 @@ def test_a_source_that_is_short_is_short_in_every_phase_in_proportion() -> None:
     assert quotas.asked == ((40, 40, 0), (10, 0, 10))
 
 
-def test_copies_are_limited_over_all_phases_together() -> None:
+def test_max_epochs_limits_all_phases_together() -> None:
     phases = phases_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 1000), "b": Supply(2, 370)}
     request = MixRequest(1000, LENGTH, phases, supplies)
-    with pytest.raises(
-        MixError,
-        match=r"b: its share of 2 phases asks for 750 tokens, but 370 tokens x max_epochs 2 "
-        r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
-        r"or ask for at most 990 tokens",
-    ):
+    with pytest.raises(MixError) as error:
         plan_rows(request)
+    message = str(error.value)
+    assert "b: its share of 2 phases asks for 750 tokens" in message
+    assert "370 tokens x max_epochs 2 fill 740, 10 too few" in message
+    assert "max_epochs to 2.028" in message
+    assert "at most 990 tokens" in message
     assert plan_rows(MixRequest(990, LENGTH, phases, supplies)).per_source() == [25, 74]
 
 
-def test_a_phase_that_nobody_can_fill_is_named() -> None:
+def test_phase_that_cannot_be_filled_is_named() -> None:
     phases = phases_of([0, 1], [1, 1], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 5000), "b": Supply(1, 100)}
-    with pytest.raises(MixError, match=r"phase 1 of 2 has 50 rows, of which 44 are left without a source"):
+    with pytest.raises(MixError, match=r"phase 1 of 2 has 50 rows.* 44 "):
         plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
 
 
-def test_minimums_that_do_not_fit_are_refused() -> None:
+def test_infeasible_minimums_are_rejected() -> None:
     supplies = {"a": Supply(1, 5000, min_tokens=600), "b": Supply(1, 5000, min_tokens=500)}
-    with pytest.raises(MixError, match=r"the mixture has 100 rows, and the sources' min_tokens need 110"):
+    with pytest.raises(MixError, match=r"100 rows.* min_tokens need 110"):
         plan(1000, [1, 1], supplies, redistribute=True)
-    with pytest.raises(
-        MixError,
-        match=r"sources\.a: min_tokens 600 needs 60 rows of 10 tokens, but 300 tokens x "
-        r"max_epochs 1 fill 300; lower min_tokens",
-    ):
+    with pytest.raises(MixError, match=r"sources\.a: min_tokens 600 .* 300 tokens x max_epochs 1 .*lower min_tokens"):
         plan(1000, [1, 1], {"a": Supply(1, 300, min_tokens=600), "b": Supply(1, 5000)})
 
 
-def test_max_epochs_allows_exactly_so_many_tokens() -> None:
+def test_max_epochs_is_an_exact_limit() -> None:
     supply = {"a": Supply(2.5, 40)}
     assert plan(100, [1], supply) == {"a": 10}
     with pytest.raises(MixError, match=r"asks for 110 tokens, but 40 tokens x max_epochs 2\.5 fill 100, 10 too few"):
         plan(110, [1], supply)
 
 
-def test_limits_of_tokens_are_named_with_what_would_help() -> None:
+def test_broken_token_limits_are_named_with_the_fix() -> None:
     supplies = {"a": Supply(1, 1000, max_tokens=305), "b": Supply(1, 9000), "c": Supply(1, 900, min_tokens=290)}
     with pytest.raises(MixError) as caught:
         plan(1000, [0.5, 0.3, 0.2], supplies)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "the mixture of 1000 tokens (100 rows of 10) breaks the limits of its sources:"
-    assert lines[1] == (
-        "  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows, 200 too few;"
-        " raise its max_tokens to 500, or lower its weight to 0.214"
-    )
-    assert lines[2] == (
-        "  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290; raise its weight, or lower min_tokens"
-    )
-    assert lines[3] == "or let the other sources have the difference: mix.on_shortfall: redistribute"
+    assert "1000 tokens (100 rows of 10)" in lines[0]
+    assert lines[1].startswith("  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows")
+    assert "max_tokens to 500" in lines[1]
+    assert "weight to 0.214" in lines[1]
+    assert lines[2].startswith("  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290")
+    assert lines[3].endswith("mix.on_shortfall: redistribute")
 
 
-def test_the_advice_of_an_unreachable_quota_works() -> None:
+def test_fixes_advised_for_a_shortfall_work() -> None:
     weights, supplies = [0.5, 0.5, 0], {"a": Supply(1, 1000), "b": Supply(1, 10_000), "none": Supply(1, 0)}
     with pytest.raises(MixError) as caught:
         plan(4000, weights, supplies)
@@ -338,24 +331,24 @@ def test_the_advice_of_an_unreachable_quota_works() -> None:
         plan(2020, weights, supplies)
 
 
-def test_every_short_source_is_named() -> None:
+def test_every_short_source_is_named_in_the_error() -> None:
     with pytest.raises(MixError) as caught:
         plan(1000, [1, 1, 1, 1], {"a": Supply(1, 10), "b": Supply(1, 20), "c": Supply(1, 9000), "empty": Supply(1, 0)})
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["a", "b", "empty"]
-    assert "no document of it is left" in lines[3]
+    assert "no document" in lines[3]
 
 
-def test_less_than_a_row_is_refused_and_so_is_a_phase_without_one() -> None:
-    with pytest.raises(MixError, match=r"mix\.tokens is 9, which is less than one row of 10 tokens"):
+def test_mixture_or_phase_without_a_row_is_rejected() -> None:
+    with pytest.raises(MixError, match=r"mix\.tokens is 9.* 10 tokens"):
         plan(9, [1], {"a": Supply(1, 1000)})
     phases = phases_of([1], [1], ends=(0.96, 1.0))
-    with pytest.raises(MixError, match=r"mix\.phases\[1\] has no row: the phases have \[10, 0\] of 10 rows"):
+    with pytest.raises(MixError, match=r"mix\.phases\[1\].* \[10, 0\] of 10 rows"):
         plan_rows(MixRequest(100, LENGTH, phases, {"a": Supply(1, 1000)}))
 
 
 def largest_remainder(total: int, weights: list[Fraction]) -> list[int]:
-    """The method of Hamilton, as it is defined."""
+    """Round by the method of Hamilton."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [floor(part) for part in exact]
     by_remainder = sorted(range(len(parts)), key=lambda number: (parts[number] - exact[number], number))
@@ -370,7 +363,7 @@ line = st.lists(fractions, min_size=1, max_size=7).filter(any)
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[list[Fraction]]:
-    """Exact rows of some phases, each with a whole sum."""
+    """Draw the exact rows of some phases, each with an integral sum."""
     sources = draw(st.integers(1, 6))
     lines = draw(st.lists(st.lists(fractions, min_size=sources, max_size=sources).filter(any), min_size=1, max_size=5))
     return [_scaled(parts, draw(st.integers(0, 50))) for parts in lines]
@@ -381,32 +374,26 @@ def _scaled(parts: list[Fraction], total: int) -> list[Fraction]:
 
 
 @given(tables())
-def test_cells_lines_and_columns_are_rounded_down_or_up(table: list[list[Fraction]]) -> None:
+def test_cells_rows_and_columns_are_rounded_to_a_neighbour(table: list[list[Fraction]]) -> None:
     rounded = round_table(table)
-    for parts, whole in zip(table, rounded, strict=True):
-        assert sum(whole) == sum(parts)
-        assert all(abs(number - part) < 1 for number, part in zip(whole, parts, strict=True))
+    for parts, rounded_parts in zip(table, rounded, strict=True):
+        assert sum(rounded_parts) == sum(parts)
+        assert all(abs(number - part) < 1 for number, part in zip(rounded_parts, parts, strict=True))
     for exact_column, column in zip(zip(*table, strict=True), zip(*rounded, strict=True), strict=True):
         assert floor(sum(exact_column)) <= sum(column) <= ceil(sum(exact_column))
 
 
 @given(st.integers(0, 10**12), line)
-def test_a_single_phase_is_rounded_by_the_largest_remainders(total: int, parts: list[Fraction]) -> None:
+def test_single_phase_is_rounded_by_largest_remainders(total: int, parts: list[Fraction]) -> None:
     assert round_table([_scaled(parts, total)]) == [largest_remainder(total, parts)]
 
 
-def test_the_largest_remainders_get_the_rest() -> None:
-    """10 by 5 : 3 : 1 is 5.56, 3.33, 1.11: the one row left goes to the first; of equals the first gets it."""
-    assert round_table([_scaled([Fraction(5), Fraction(3), Fraction(1)], 10)]) == [[6, 3, 1]]
-    assert round_table([_scaled([Fraction(1), Fraction(1)], 3)]) == [[2, 1]]
-
-
-def test_two_phases_with_halves_share_the_rounding() -> None:
-    """1.5 and 1.5 in both phases: each source's sum is 3, so that it has its second row once."""
+def test_phases_with_halves_alternate_the_rounding() -> None:
+    """1.5 and 1.5 in both phases: each source sums to 3, and is rounded up once."""
     half = [Fraction(3, 2), Fraction(3, 2)]
     assert round_table([half, half]) == [[2, 1], [1, 2]]
 
 
-def test_a_phase_with_a_part_of_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a phase has 1\.5 rows, which is not a whole number"):
+def test_phase_with_a_fractional_row_count_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"1\.5 rows"):
         round_table([[Fraction(3, 2)]])

@@ -1,4 +1,4 @@
-"""Reading ahead: the results, their order and their errors are those of reading in place."""
+"""Reading ahead gives the results, order and errors of reading in place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 
 
-def test_steps_come_in_their_order_however_long_each_takes() -> None:
-    """Every even step waits until the odd one after it was read."""
+def test_steps_come_in_order_however_long_each_takes() -> None:
+    """Every even step waits for the odd step after it."""
     read = [threading.Event() for _ in range(20)]
 
     def slow(step: int) -> int:
@@ -25,7 +25,7 @@ def test_steps_come_in_their_order_however_long_each_takes() -> None:
     ahead.close()
 
 
-def test_no_more_than_depth_steps_are_read_ahead_and_none_behind_the_last() -> None:
+def test_at_most_depth_steps_are_read_ahead_and_none_after_the_last() -> None:
     started: list[int] = []
     ahead = ReadAhead(lambda step: started.append(step) or step, last_step=6, depth=2, threads=1)
     assert ahead.take(0) == 0
@@ -37,13 +37,13 @@ def test_no_more_than_depth_steps_are_read_ahead_and_none_behind_the_last() -> N
     assert max(started) == 5
 
 
-def test_a_step_out_of_turn_starts_anew_there() -> None:
+def test_out_of_order_step_restarts_there() -> None:
     ahead = ReadAhead(lambda step: step, last_step=100, depth=3, threads=2)
     assert [ahead.take(step) for step in (0, 1, 40, 41, 7, 8)] == [0, 1, 40, 41, 7, 8]
     ahead.close()
 
 
-def test_an_error_is_raised_where_its_step_is_taken() -> None:
+def test_error_is_raised_when_its_step_is_taken() -> None:
     def read(step: int) -> int:
         if step == 3:
             raise OSError("shard 3 is gone")
@@ -56,7 +56,7 @@ def test_an_error_is_raised_where_its_step_is_taken() -> None:
     ahead.close()
 
 
-def test_waiting_is_measured_and_what_is_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_for = threading.Event()
     ahead = ReadAhead(lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1)
     wait_for = ahead._come.wait_for
@@ -75,8 +75,8 @@ def test_waiting_is_measured_and_what_is_ready_is_not_waited_for(monkeypatch: py
     ahead.close()
 
 
-def test_what_is_read_for_a_turn_that_is_over_is_dropped() -> None:
-    """Step 1 is being read when step 40 is asked for; read again later, it is another result."""
+def test_stale_results_are_dropped() -> None:
+    """Step 1 is still being read when step 40 is taken; its later result comes from a second call."""
     began, go_on, calls = threading.Event(), threading.Event(), []
 
     def read(step: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def test_what_is_read_for_a_turn_that_is_over_is_dropped() -> None:
     ahead.close()
 
 
-def test_without_threads_each_step_is_read_where_it_is_taken_and_counts_as_waiting() -> None:
+def test_without_threads_steps_are_read_in_place() -> None:
     read: list[tuple[int, threading.Thread]] = []
     ahead = ReadAhead(lambda step: read.append((step, threading.current_thread())), last_step=9, depth=3, threads=0)
     for step in (0, 1, 7):

@@ -1,4 +1,4 @@
-"""Rows of a packed set in an object store that fails: the rows are right, or an error says which object is missing."""
+"""Rows of a packed set in a faulty object store: correct, or an error that names the object."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": ""}
 
 
 class Store:
-    """Counts what is asked of the store in memory, and spoils what `fault` says: (path, start, end, content)."""
+    """Counts requests to the in-memory store, and corrupts answers by `fault`: (path, start, end, content)."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int | None, int | None]] = []
+        self.requests: list[tuple[str, int | None, int | None]] = []
         self.fault: Callable[[str, int | None, int | None, bytes], bytes] = lambda path, start, end, content: content
         self.away = threading.Event()
 
     def read(self, path: str, start: int | None, end: int | None, content: bytes) -> bytes:
-        self.asked.append((path.rpartition("/")[2], start, end))
+        self.requests.append((path.rpartition("/")[2], start, end))
         if self.away.is_set():
             raise ConnectionRefusedError("the store is away")
         return self.fault(path, start, end, content)
 
-    def asked_for(self, suffix: str) -> list[tuple[str, int | None, int | None]]:
-        return [request for request in self.asked if request[0].endswith(suffix)]
+    def requests_for(self, suffix: str) -> list[tuple[str, int | None, int | None]]:
+        return [request for request in self.requests if request[0].endswith(suffix)]
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    found, original = Store(), MemoryFileSystem.cat_file
+    store_, original = Store(), MemoryFileSystem.cat_file
 
     def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
-        return found.read(path, start, end, original(self, path, start, end))
+        return store_.read(path, start, end, original(self, path, start, end))
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
     monkeypatch.setattr(object_stores, "LONGEST_PAUSE_SECONDS", 0.002)
     monkeypatch.setattr(object_stores, "FIRST_PAUSE_SECONDS", 0.001)
-    return found
+    return store_
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +83,13 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
-    """Open the set with a cache of its own; all are closed at the end."""
+    """Open the set with its own cache; all sets are closed at the end."""
     sets: list[PackedSet] = []
 
     def opened(warnings: list[str] | None = None, **keys: Any) -> PackedSet:
-        told = [] if warnings is None else warnings
+        messages = [] if warnings is None else warnings
         stream = Stream.model_validate({"cache_folder": str(tmp_path / "cache"), "retry_seconds": 60.0, **keys})
-        sets.append(PackedSet(remote, stream, told.append))
+        sets.append(PackedSet(remote, stream, messages.append))
         return sets[-1]
 
     yield opened
@@ -98,22 +98,22 @@ def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
 
 
 def wait_for_shards(packed: PackedSet) -> list[int]:
-    """The shards on the local disk when all that fit have come."""
+    """Return the shards on the local disk after all that fit have been fetched."""
     rows = packed._shards.elsewhere()
     assert rows._filling is not None
     rows._filling.join(30)
     return rows.shards_here
 
 
-def faults(*spoil: Callable[[bytes], bytes]) -> Callable[[str, int | None, int | None, bytes], bytes]:
-    """Spoil the first answers to every request, each in another way; the next one is right."""
-    seen: dict[tuple[str, int | None, int | None], int] = {}
+def faults(*corruptions: Callable[[bytes], bytes]) -> Callable[[str, int | None, int | None, bytes], bytes]:
+    """Corrupt the first answers to every request, each differently; the next one is correct."""
+    attempts: dict[tuple[str, int | None, int | None], int] = {}
     lock = threading.Lock()
 
     def fault(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
         with lock:
-            number = seen[path, start, end] = seen.get((path, start, end), -1) + 1
-        return spoil[number](content) if number < len(spoil) else content
+            number = attempts[path, start, end] = attempts.get((path, start, end), -1) + 1
+        return corruptions[number](content) if number < len(corruptions) else content
 
     return fault
 
@@ -126,7 +126,7 @@ def raising(error: Exception) -> Callable[[bytes], bytes]:
 
 
 def flipped(content: bytes) -> bytes:
-    """One bit is another one, somewhere in the middle."""
+    """Flip one bit in the middle."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
@@ -142,7 +142,7 @@ ALL_FAULTS = (
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2 * SHARD_BYTES, 10 * SHARD_BYTES])
-def test_rows_are_right_whatever_goes_wrong_on_their_way(
+def test_rows_are_correct_despite_transport_faults(
     store: Store, opened: Callable[..., PackedSet], cache_bytes: int
 ) -> None:
     store.fault = faults(*ALL_FAULTS)
@@ -156,43 +156,39 @@ def test_rows_are_right_whatever_goes_wrong_on_their_way(
     assert np.array_equal(packed.read(order), ROWS[order])
     assert np.array_equal(packed.validation("prose"), ROWS[:2])
     assert packed.boundaries(order).filled().tolist() == [LENGTH] * 60
-    (warning,) = warnings  # of all failures, the first one within a minute
+    (warning,) = warnings  # at most one warning per minute
     assert "could not be read" in warning
     assert "trying again" in warning
 
 
-def test_a_set_that_fits_into_the_cache_is_fetched_once_and_then_read_from_the_disk(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
-    first, second = (opened(cache_bytes=3 * SHARD_BYTES) for _ in range(2))  # as two processes of a machine
+def test_cached_set_is_fetched_once_and_read_from_disk(store: Store, opened: Callable[..., PackedSet]) -> None:
+    first, second = (opened(cache_bytes=3 * SHARD_BYTES) for _ in range(2))  # like two processes of one machine
     for packed in (first, second):
         packed.read(np.arange(1))
         assert wait_for_shards(packed) == [0, 1, 2]
-    whole = [request for request in store.asked_for(".bin") if request[1:] == (0, SHARD_BYTES)]
-    assert sorted(whole) == [(f"train-{number:05d}.bin", 0, SHARD_BYTES) for number in range(3)]
-    first.read(np.arange(60)), second.read(np.arange(60))  # the checksums of all shards are here now
+    full_requests = [request for request in store.requests_for(".bin") if request[1:] == (0, SHARD_BYTES)]
+    assert sorted(full_requests) == [(f"train-{number:05d}.bin", 0, SHARD_BYTES) for number in range(3)]
+    first.read(np.arange(60)), second.read(np.arange(60))  # fetches the checksums of all shards
     store.away.set()
     assert np.array_equal(first.read(np.arange(60)), ROWS)
     assert np.array_equal(second.read(np.arange(60)), ROWS)
 
 
-def test_without_a_cache_each_row_is_one_request_and_neighbours_share_one(
+def test_uncached_neighbouring_rows_share_a_request(
     store: Store, opened: Callable[..., PackedSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gristmill.tokenize.streaming.remote_rows.GAP_BYTES", 2 * LENGTH * 2)
     packed, row_bytes = opened(cache_bytes=0), LENGTH * 2
     rows = np.array([3, 59, 0, 7, 21, 4])
     assert np.array_equal(packed.read(rows), ROWS[rows])
-    assert sorted(store.asked_for(".bin")) == [
+    assert sorted(store.requests_for(".bin")) == [
         ("train-00000.bin", 0, 8 * row_bytes),
         ("train-00001.bin", row_bytes, 2 * row_bytes),
         ("train-00002.bin", 19 * row_bytes, 20 * row_bytes),
     ]
 
 
-def test_a_training_goes_on_through_an_outage_as_long_as_it_has_rows_and_then_where_it_was(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_training_survives_an_outage(store: Store, opened: Callable[..., PackedSet]) -> None:
     packed = opened(cache_bytes=0)
     order = packed.order(3)
 
@@ -207,8 +203,8 @@ def test_a_training_goes_on_through_an_outage_as_long_as_it_has_rows_and_then_wh
     store.away.set()
     for step in (1, 2, 3, 4):
         assert np.array_equal(ahead.take(step), expected[step])
-    asked = len(store.asked)
-    while len(store.asked) < asked + 20:  # the next step is asked for, again and again
+    num_requests = len(store.requests)
+    while len(store.requests) < num_requests + 20:  # the next step is retried
         threading.Event().wait(0.001)
     store.away.clear()
     for step in range(5, 10):
@@ -216,9 +212,7 @@ def test_a_training_goes_on_through_an_outage_as_long_as_it_has_rows_and_then_wh
     ahead.close()
 
 
-def test_a_store_that_stays_away_ends_the_training_with_the_name_of_the_object(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_persistent_outage_is_an_error_naming_the_object(store: Store, opened: Callable[..., PackedSet]) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.away.set()
@@ -230,15 +224,15 @@ def test_a_store_that_stays_away_ends_the_training_with_the_name_of_the_object(
     assert "engine.stream.retry_seconds (0.05)" in str(caught.value)
 
 
-def test_bytes_that_stay_wrong_are_an_error_and_never_rows(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_persistently_corrupt_bytes_are_an_error(store: Store, opened: Callable[..., PackedSet]) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.fault = lambda path, start, end, content: flipped(content)
-    with pytest.raises(StoreUnavailableError, match="row 5 of the shard has another checksum than the set says"):
+    with pytest.raises(StoreUnavailableError, match=r"row 5 .*checksum"):
         packed.read(np.array([25]))
 
 
-def test_a_copy_that_rots_on_the_local_disk_is_noticed_and_read_anew(
+def test_damaged_cached_copy_is_detected_and_read_again(
     store: Store, opened: Callable[..., PackedSet], tmp_path: Path
 ) -> None:
     warnings: list[str] = []
@@ -251,11 +245,11 @@ def test_a_copy_that_rots_on_the_local_disk_is_noticed_and_read_anew(
         file.write(b"\xff\xff\xff")
     assert np.array_equal(packed.read(np.arange(60)), ROWS)
     (warning,) = warnings
-    assert "train-00001.bin: its copy in the cache is damaged and was removed" in warning
+    assert "train-00001.bin: its copy in the cache is damaged" in warning
     assert packed._shards.elsewhere().shards_here == [0, 2]
 
 
-def test_closing_ends_the_requests_that_still_wait(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_closing_ends_pending_requests(store: Store, opened: Callable[..., PackedSet]) -> None:
     packed = opened(cache_bytes=0)
     packed.read(np.array([25]))
     store.away.set()
@@ -269,26 +263,26 @@ def test_closing_ends_the_requests_that_still_wait(store: Store, opened: Callabl
 
     reader = threading.Thread(target=read)
     reader.start()
-    asked = len(store.asked)
-    while len(store.asked) < asked + 3:
+    num_requests = len(store.requests)
+    while len(store.requests) < num_requests + 3:
         threading.Event().wait(0.001)
     packed.close()
     reader.join(30)
     assert len(failed) == 1
 
 
-def test_a_missing_object_is_an_error_at_once(store: Store, opened: Callable[..., PackedSet]) -> None:
-    def gone(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
+def test_missing_object_is_an_immediate_error(store: Store, opened: Callable[..., PackedSet]) -> None:
+    def missing(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
         raise FileNotFoundError(path)
 
     packed = opened(cache_bytes=0)
     packed.read(np.array([41]))
-    store.fault = gone
+    store.fault = missing
     with pytest.raises(FileNotFoundError, match=r"train-00002\.bin"):
         packed.read(np.array([50]))
 
 
-def test_a_set_from_before_rows_had_checksums_is_refused_in_a_store(remote: Path, tmp_path: Path) -> None:
+def test_remote_set_without_row_checksums_is_rejected(remote: Path, tmp_path: Path) -> None:
     old = as_path("memory://old-set")
     for path in remote.iterdir():
         (old / path.name).write_bytes(path.read_bytes())
@@ -301,7 +295,7 @@ def test_a_set_from_before_rows_had_checksums_is_refused_in_a_store(remote: Path
         packed.read(np.arange(3))
 
 
-def test_the_shards_that_are_kept_are_the_first_ones_that_fit() -> None:
+def test_cache_keeps_the_first_shards_that_fit() -> None:
     assert shards_that_fit([10, 10, 5, 0], 25) == [0, 1, 2]
     assert shards_that_fit([10, 10, 5], 24) == [0, 1]
     assert shards_that_fit([10, 10, 5], 9) == []

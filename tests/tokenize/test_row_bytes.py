@@ -9,8 +9,8 @@ from gristmill.tokenize.packed_files import sums_name
 from gristmill.tokenize.row_bytes import ALL_THERE, DAMAGED, NO_SUCH_ROW, gather_mapped, row_checksums
 
 
-def test_checksums_are_those_that_the_specification_lists() -> None:
-    """XXH64 with seed 0 of "a" and "abc" (as xxhsum -H64 prints them)."""
+def test_checksums_equal_published_xxh64_values() -> None:
+    """XXH64 with seed 0 of "a" and "abc", as printed by xxhsum -H64."""
     assert [hex(row_checksums(np.frombuffer(text, np.uint8)[None])[0]) for text in (b"a", b"abc")] == [
         "0xd24ec4f1a98c6e5b",
         "0x44bc2cf5ad770999",
@@ -28,14 +28,14 @@ def _digest(row: np.ndarray) -> int:
 
 @pytest.mark.parametrize("length", [1, 31, 120, 121, 128, 511, 512, 513, 544, 1024, 2049])
 @given(st.integers(1, 4), st.sampled_from(["<u2", "<u4"]), st.integers(0, 2**32))
-def test_each_row_s_checksum_is_the_library_s(length: int, rows: int, dtype: str, seed: int) -> None:
+def test_row_checksums_equal_those_of_xxhash(length: int, rows: int, dtype: str, seed: int) -> None:
     tokens = np.random.default_rng(seed).integers(0, 60_000, (rows, length)).astype(dtype)
     assert row_checksums(tokens).tolist() == [_digest(row) for row in tokens]
     assert row_checksums(tokens[:, ::-1]).tolist() == [_digest(row[::-1]) for row in tokens]
 
 
 @pytest.mark.parametrize("length", [8, 241, 1500])
-def test_rows_gathered_from_shards_are_copied_and_compared(length: int) -> None:
+def test_gathered_rows_are_copied_and_verified(length: int) -> None:
     shards = [np.random.default_rng(seed).integers(0, 256, (3, length)).astype(np.uint8) for seed in range(2)]
     sums = [row_checksums(shard) for shard in shards]
     addresses = np.array([shard.ctypes.data for shard in shards], np.uint64)

@@ -1,4 +1,4 @@
-"""One pass over texts finds what Python finds, character by character."""
+"""One pass over UTF-8 texts agrees with Python, character by character."""
 
 from __future__ import annotations
 
@@ -68,27 +68,27 @@ def codes(characters: str) -> Listed:
     return listed(np.array([*map(ord, characters)]))
 
 
-def scanned(texts: Sequence[bytes], which: Listed) -> tuple[bool, list[list[Any]]]:
+def scanned(texts: Sequence[bytes], characters: Listed) -> tuple[bool, list[list[Any]]]:
     column = pa.array(texts, pa.large_binary()).view(pa.large_string())
     filled = [np.full(len(texts), 1, kind) for kind in (np.int64, np.int64, np.bool_)]
-    valid = scan_texts(*text_buffers(column, checked=False), which, *filled)
+    valid = scan_texts(*text_buffers(column, checked=False), characters, *filled)
     return valid, [values.tolist() for values in filled]
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5),
-    looked_for=st.sampled_from(["", LONGER, LONGER + SHORTER]),
+    listed_characters=st.sampled_from(["", LONGER, LONGER + SHORTER]),
 )
-def test_characters_words_and_listed_ones_are_found_as_defined(texts: list[str], looked_for: str) -> None:
-    valid, (characters, words, found) = scanned([text.encode() for text in texts], codes(looked_for + "\uffff"))
+def test_characters_words_and_listed_characters_are_counted(texts: list[str], listed_characters: str) -> None:
+    valid, (characters, words, flags) = scanned([text.encode() for text in texts], codes(listed_characters + "\uffff"))
     assert valid
     assert characters == [len(text) for text in texts]
     assert words == [len(re.findall(r"[^\x00- ]+", text)) for text in texts]
-    expected = [not set(looked_for).isdisjoint(text) for text in texts]
-    assert found == expected
+    expected = [not set(listed_characters).isdisjoint(text) for text in texts]
+    assert flags == expected
     again = np.ones(len(texts), bool)
-    find_listed(*text_buffers(pa.array(texts, pa.large_string())), codes(looked_for + "\uffff"), again)
+    find_listed(*text_buffers(pa.array(texts, pa.large_string())), codes(listed_characters + "\uffff"), again)
     assert again.tolist() == expected
 
 
@@ -99,7 +99,7 @@ def test_characters_words_and_listed_ones_are_found_as_defined(texts: list[str],
         max_size=3,
     )
 )
-def test_what_is_no_utf8_is_found_in_whatever_text(texts: list[bytes]) -> None:
+def test_invalid_utf8_is_detected_in_any_text(texts: list[bytes]) -> None:
     def decodes(text: bytes) -> bool:
         try:
             return text.decode() is not None
@@ -109,8 +109,8 @@ def test_what_is_no_utf8_is_found_in_whatever_text(texts: list[bytes]) -> None:
     assert scanned(texts, NONE_LISTED)[0] == all(map(decodes, texts))
 
 
-def test_bytes_are_judged_as_python_judges_them() -> None:
-    """Characters at the edges of Unicode's table 3-7, and such bytes of them as its rules are about, at each place."""
+def test_utf8_validation_agrees_with_python_at_the_edges_of_the_standard() -> None:
+    """Tries characters at the edges of Unicode's table 3-7, and the bytes that its rules name, at each position."""
     characters = [
         chr(code).encode()
         for code in (
@@ -130,22 +130,22 @@ def test_bytes_are_judged_as_python_judges_them() -> None:
         )
     ]
     edges = bytes.fromhex("00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
-    source, wrong = random.Random(6), 0
+    source, num_invalid = random.Random(6), 0
     for _ in range(20_000):
-        odd = bytearray(b"".join(source.choices(characters, k=2)))
+        sample = bytearray(b"".join(source.choices(characters, k=2)))
         if source.random() < 0.7:
-            odd[source.randrange(len(odd))] = source.choice(edges)
-        text = b"a" * source.randint(0, 130) + odd + b"b" * source.choice([0, 1, 100])
+            sample[source.randrange(len(sample))] = source.choice(edges)
+        text = b"a" * source.randint(0, 130) + sample + b"b" * source.choice([0, 1, 100])
         try:
             text.decode()
             expected = True
         except UnicodeDecodeError:
-            expected, wrong = False, wrong + 1
+            expected, num_invalid = False, num_invalid + 1
         assert scanned([b"before", text, b"\xc3\xa9"], NONE_LISTED)[0] == expected, text
-    assert 5000 < wrong < 15_000
+    assert 5000 < num_invalid < 15_000
 
 
-def test_texts_answer_as_any_array_of_awkward_would() -> None:
+def test_texts_behave_like_an_awkward_array() -> None:
     texts = as_awkward(*text_buffers(pa.array(["of all", "", "é", "b"], pa.large_string())[1:]))
     plain = ak.Array([[], [0xC3, 0xA9], [0x62]])
     assert ak.to_numpy(ak.flatten(ak.without_parameters(texts))).tolist() == [0xC3, 0xA9, 0x62]
@@ -156,7 +156,7 @@ def test_texts_answer_as_any_array_of_awkward_would() -> None:
     assert ak.to_list(ak.sum(ak.flatten(texts), axis=0)) == 0xC3 + 0xA9 + 0x62
 
 
-def test_texts_that_are_not_utf8_stop_the_shard() -> None:
+def test_invalid_utf8_fails_the_shard() -> None:
     from gristmill.tokenize.encoding.encode import _counted
 
     column = pa.array([b"good", b"\xe2\x82"], pa.large_binary()).view(pa.large_string())

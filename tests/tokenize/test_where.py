@@ -1,7 +1,8 @@
-"""A source's condition is SQL over what was measured; what was not measured is unknown, and mistakes are named."""
+"""Conditions of sources: SQL over measured columns, unknown where nothing was measured."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,16 +17,16 @@ from gristmill.tokenize.mixing.source_filters import MET, NOT_MET, UNKNOWN, chec
 MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})
 
 
-def test_a_value_that_was_not_measured_is_neither_met_nor_not() -> None:
+def test_unmeasured_value_is_unknown() -> None:
     assert judge("web", "quality >= 0.5", MEASURED).tolist() == [NOT_MET, UNKNOWN, MET]
     assert judge("web", "tokens > 5", MEASURED).tolist() == [NOT_MET, MET, MET]
 
 
-def test_a_shard_with_no_document_left_has_no_verdicts() -> None:
+def test_empty_shard_has_no_verdicts() -> None:
     assert judge("web", "quality >= 0.5", MEASURED.slice(0, 0)).tolist() == []
 
 
-def test_an_unknown_column_is_named_with_the_ones_there_are() -> None:
+def test_unknown_column_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(MixError, match=r"sources\.web\.where: 'qualty > 1'.*columns: quality, tokens"):
         judge("web", "qualty > 1", MEASURED)
 
@@ -48,7 +49,7 @@ def test_an_unknown_column_is_named_with_the_ones_there_are() -> None:
         "true) AS BOOLEAN) FROM documents; SET lock_configuration = false; SELECT 1, CAST((true",
     ],
 )
-def test_a_condition_reaches_no_file_no_network_and_no_variable(condition: str, tmp_path: Path) -> None:
+def test_condition_reaches_no_file_network_or_setting(condition: str, tmp_path: Path) -> None:
     secret, out = tmp_path / "secret.csv", tmp_path / "out"
     secret.write_text("a\nx\n")
     with pytest.raises(MixError, match=r"sources\.web\.where"):
@@ -56,7 +57,7 @@ def test_a_condition_reaches_no_file_no_network_and_no_variable(condition: str, 
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
-def test_names_are_checked_before_there_are_values() -> None:
+def test_names_are_checked_without_values() -> None:
     names = ["quality", "language", "cluster_size"]
     check_names("sources.web.where", "quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2", names)
     check_names("sources.web.epochs", "coalesce(min(cluster_size, 4), 1)", names)
@@ -112,7 +113,7 @@ ROWS = pa.table(
         "coalesce(metadata.n, 0) < 20",
     ],
 )
-def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str) -> None:
+def test_condition_depends_on_its_own_row_only(expression: str) -> None:
     check_names("sources.web.where", expression, ROWS.column_names)
     together = judge("web", expression, ROWS).tolist()
     for order in ([3, 1, 0, 2], [2], [0, 0, 1]):
@@ -120,22 +121,22 @@ def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str
 
 
 @pytest.mark.parametrize(
-    ("expression", "named"),
+    ("expression", "message"),
     [
         ("random() < 0.5", "the function random is"),
         ("now() > 1", "the function now is"),
         ("uuid() > 'a'", "the function uuid is"),
         ("current_date IS NULL", "no column 'current_date'"),
         ("CURRENT_TIMESTAMP IS NULL", "no column 'CURRENT_TIMESTAMP'"),
-        ("row_number() OVER () < 10", r"a window function is not allowed \(row_number\)"),
-        ("sum(tokens) OVER (ORDER BY quality) < 9", r"a window function is not allowed \(sum\)"),
+        ("row_number() OVER () < 10", r"window function .*\(row_number\)"),
+        ("sum(tokens) OVER (ORDER BY quality) < 9", r"window function .*\(sum\)"),
         ("tokens > (SELECT avg(tokens) FROM documents)", "a sub-query is"),
         ("EXISTS (SELECT 1)", "a sub-query is"),
         ("tokens IN (SELECT 5)", "a sub-query is"),
         ("tokens = ANY([1, 2])", "a sub-query is"),
         ("count(*) > 1", "the function count_star is"),
         ("tokens > avg(tokens)", "the function avg is"),
-        ("min(tokens) > 1", "min takes two values of one document, and has 1"),
+        ("min(tokens) > 1", "min takes two values"),
         ("rowid < 3", "no column 'rowid'"),
         ("gristmill_row < 3", "no column 'gristmill_row'"),
         ("getenv('HOME') = 'x'", "the function getenv is"),
@@ -158,16 +159,16 @@ def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str
         ("hash(tokens) > 1", "the function hash is"),
     ],
 )
-def test_what_is_no_function_of_the_row_is_refused_by_name_before_there_are_values(expression: str, named: str) -> None:
+def test_expression_that_is_not_a_function_of_the_row_is_rejected(expression: str, message: str) -> None:
     for check in (
         lambda: check_names("sources.web.where", expression, ROWS.column_names),
         lambda: judge("web", expression, ROWS),
     ):
-        with pytest.raises(MixError, match=named):
+        with pytest.raises(MixError, match=message):
             check()
 
 
-def test_keys_of_the_metadata_are_columns() -> None:
+def test_metadata_keys_are_columns() -> None:
     assert judge("web", "metadata.n >= 20", ROWS).tolist() == [MET, UNKNOWN, NOT_MET, UNKNOWN]
     assert judge("web", "metadata.page.lang = 'de'", ROWS).tolist() == [NOT_MET, UNKNOWN, UNKNOWN, MET]
     assert columns_in("metadata.n > tokens", ROWS.column_names) == ["tokens", "metadata"]
@@ -177,17 +178,23 @@ def test_keys_of_the_metadata_are_columns() -> None:
         check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
 
 
-def test_the_manual_names_every_function_of_the_grammar() -> None:
+def test_reference_lists_every_function_of_the_grammar() -> None:
     manual = " ".join(docstrings(Source)["where"].split())
     for kind, names in FUNCTIONS.items():
         assert f"{', '.join(names)}" in manual, kind
 
 
-def test_every_function_of_the_grammar_is_one_of_duckdb_without_state() -> None:
+def test_every_function_of_the_grammar_is_stateless_in_duckdb() -> None:
     import duckdb
 
     with duckdb.connect() as connection:
-        found = connection.execute("SELECT function_name, function_type, stability FROM duckdb_functions()").fetchall()
-    for name in (name for names in FUNCTIONS.values() for name in names):
-        kinds = {(kind, stability) for one, kind, stability in found if one == name and kind in ("scalar", "macro")}
+        functions = connection.execute(
+            "SELECT function_name, function_type, stability FROM duckdb_functions()"
+        ).fetchall()
+    for name in itertools.chain(*FUNCTIONS.values()):
+        kinds = {
+            (kind, stability)
+            for function, kind, stability in functions
+            if function == name and kind in ("scalar", "macro")
+        }
         assert {stability for _, stability in kinds} <= {"CONSISTENT", None}, name
