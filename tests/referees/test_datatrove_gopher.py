@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,13 +48,13 @@ Verdicts = list[tuple[str | None, str | None]]
 
 @pytest.fixture(scope="module", autouse=True)
 def peers() -> None:
-    """Imported by the tests and not by whoever collects them: spaCy takes seconds."""
+    """Import in the tests, not at collection: spaCy takes seconds."""
     pytest.importorskip("datatrove.pipeline.filters")
     pytest.importorskip("spacy")
 
 
-def made_texts() -> Iterator[str]:
-    """Texts on both sides of every rule that has a side."""
+def generated_texts() -> Iterator[str]:
+    """Generate texts on both sides of every two-sided rule."""
     stems = ("river", "stone", "letter", "garden", "morning", "table")
     words = [f"{stem}{chr(97 + step)}{chr(97 + step * step % 26)}s" for step in range(26) for stem in stems]
     little = ("the", "of", "and", "with")
@@ -79,7 +80,7 @@ def made_texts() -> Iterator[str]:
     for copied in range(16, 50):
         yield f"{prose} {' '.join(words[:copied])}"
         yield f"{prose} {', '.join(words[:copied])}"
-    for length in range(110, 170, 3):  # twenty words again are two 10-grams, and two 9-grams are less
+    for length in range(110, 170, 3):  # twenty repeated words are two 10-grams, or fewer characters of two 9-grams
         yield " ".join(prose.split()[:length] + prose.split()[:20])
     for n in range(1, 12):
         for times in (4, 8, 16):
@@ -89,7 +90,7 @@ def made_texts() -> Iterator[str]:
 
 
 def real_texts(documents: int) -> list[str]:
-    """Some web pages, posts and TeX sections, where the shared data is."""
+    """Read some web pages, posts and TeX sections of the shared data."""
     import zstandard
 
     texts = []
@@ -130,25 +131,25 @@ def verdicts_here(texts: list[str], words: str) -> Verdicts:
     return verdicts
 
 
-def test_made_texts_have_the_verdicts_and_reasons_of_datatrove() -> None:
-    texts = list(made_texts())
+def test_generated_texts_get_the_verdicts_and_reasons_of_datatrove() -> None:
+    texts = list(generated_texts())
     theirs = verdicts_of_datatrove(texts)
     assert verdicts_here(texts, "exact") == theirs
     assert {reason for verdict in theirs for reason in verdict} == {*ORDER, None}, "each rule should drop a text"
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
-def test_real_texts_have_the_verdicts_and_reasons_of_datatrove() -> None:
+@pytest.mark.skipif(not DATA.exists(), reason="no shared data beside the checkout")
+def test_real_texts_get_the_verdicts_and_reasons_of_datatrove() -> None:
     texts = real_texts(30)
     theirs = verdicts_of_datatrove(texts)
     assert verdicts_here(texts, "exact") == theirs
-    differing = sum(one != other for one, other in zip(verdicts_here(texts, "dialect"), theirs, strict=True))
+    differing = sum(map(operator.ne, verdicts_here(texts, "dialect"), theirs))
     assert differing <= 0.03 * len(texts), "without spaCy few verdicts change"
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
-def test_verdicts_by_fast_words_err_to_no_side() -> None:
-    """Technical prose, which has more abbreviations and addresses than other text."""
+@pytest.mark.skipif(not DATA.exists(), reason="no shared data beside the checkout")
+def test_verdicts_by_fast_words_are_unbiased() -> None:
+    """Technical prose has more abbreviations and addresses than other text."""
     import zstandard
 
     passages = []
@@ -165,32 +166,32 @@ def test_verdicts_by_fast_words_err_to_no_side() -> None:
     assert int((exact & ~fast).sum()) <= 2, "dropped by exact words alone"
 
 
-def test_given_our_words_datatrove_agrees_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datatrove_agrees_given_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gopher_quality_filter", "gopher_repetition_filter"):
         monkeypatch.setattr(
             f"datatrove.pipeline.filters.{module}.split_into_words",
             lambda text, language: word_cuts_reference.punctuated(text),
         )
-    texts = list(made_texts())
+    texts = list(generated_texts())
     assert verdicts_here(texts, "dialect") == verdicts_of_datatrove(texts)
 
 
-def test_exact_words_are_those_of_datatrove() -> None:
+def test_exact_words_equal_those_of_datatrove() -> None:
     from datatrove.utils.text import split_into_words
 
     from gristmill.dataprep.words.spacy_words import spacy_words
 
-    odd = ":) :-( o_O (ノಠ益ಠ)ノ a.m. e.g. don't\u00a0it's  U.K.-based 'tis http://a.b/c?d=1#e x@y.com"
-    texts = [*made_texts(), odd]
+    unusual_text = ":) :-( o_O (ノಠ益ಠ)ノ a.m. e.g. don't\u00a0it's  U.K.-based 'tis http://a.b/c?d=1#e x@y.com"
+    texts = [*generated_texts(), unusual_text]
     encoded = [text.encode() for text in texts]
     data, offsets = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
     words = spacy_words(data, offsets)
-    found = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    word_texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
     for text, begin, end in zip(texts, words.offsets, words.offsets[1:], strict=False):
-        assert found[begin:end] == split_into_words(text, "en")
+        assert word_texts[begin:end] == split_into_words(text, "en")
 
 
-def test_the_punctuation_set_is_that_of_datatrove() -> None:
+def test_punctuation_set_equals_that_of_datatrove() -> None:
     from datatrove.utils.text import PUNCTUATION_SET
 
     flags = code_point_flags()

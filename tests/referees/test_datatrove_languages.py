@@ -1,4 +1,4 @@
-"""datatrove's filters as FineWeb-2 configured them for each language are the referee of rules by language."""
+"""Rules by language against datatrove's filters as FineWeb-2 configures them for each language."""
 
 from __future__ import annotations
 
@@ -74,40 +74,40 @@ REASONS = {**GOPHER_RULES, **{reason: rule.partition("/")[2] for reason, rule in
 
 @pytest.fixture(scope="module", autouse=True)
 def peers() -> None:
-    """What datatrove takes for these languages; imported here, since spaCy takes seconds."""
+    """Import in the tests what datatrove uses for these languages; spaCy takes seconds."""
     for package in ("datatrove.pipeline.filters", "spacy", "jieba", "pythainlp"):
         pytest.importorskip(package)
 
 
 def declaration(name: str) -> list[str]:
-    """The lines of the Universal Declaration of Human Rights in one language."""
+    """Read the lines of the Universal Declaration of Human Rights in one language."""
     with zipfile.ZipFile(UDHR) as archive:
         text = archive.read(f"udhr2/{name}.txt").decode("utf-8-sig")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def variants(lines: list[str], seed: int) -> list[str]:
-    """Texts of one language on both sides of every rule."""
+    """Generate texts of one language on both sides of every rule."""
     source = random.Random(seed)
-    found = ["", " \n", lines[0]]
+    texts = ["", " \n", lines[0]]
     for _ in range(60):
-        chosen = [source.choice(lines) for _ in range(source.randint(1, 30))]
+        text_lines = [source.choice(lines) for _ in range(source.randint(1, 30))]
         if source.random() < 0.4:
-            chosen += [source.choice(chosen)] * source.randint(1, 12)
+            text_lines += [source.choice(text_lines)] * source.randint(1, 12)
         if source.random() < 0.3:
-            chosen = [line[: source.randint(1, 12)] for line in chosen]
+            text_lines = [line[: source.randint(1, 12)] for line in text_lines]
         if source.random() < 0.2:
-            chosen = [f"{line} 12, 34 ... # 5%" for line in chosen]
+            text_lines = [f"{line} 12, 34 ... # 5%" for line in text_lines]
         if source.random() < 0.2:
-            chosen = [f"- {line.rstrip('.')}..." for line in chosen]
+            text_lines = [f"- {line.rstrip('.')}..." for line in text_lines]
         if source.random() < 0.2:
-            chosen = [re.sub(r"\w", "x", line) for line in chosen]
-        found.append(source.choice(["\n", "\n\n", " "]).join(chosen))
-    return found
+            text_lines = [re.sub(r"\w", "x", line) for line in text_lines]
+        texts.append(source.choice(["\n", "\n\n", " "]).join(text_lines))
+    return texts
 
 
-def of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
-    """The rule of each of FineWeb-2's three filters that drops a text, or None."""
+def verdicts_of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
+    """Return the rule of each of FineWeb-2's three filters that drops a text, or None."""
     from datatrove.data import Document
     from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
 
@@ -138,12 +138,12 @@ def of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
             new_line_ratio=settings["new_line_ratio"],
         ),
     )
-    results = (one.filter(Document(text=text, id="0")) for one in filters)
+    results = (quality_filter.filter(Document(text=text, id="0")) for quality_filter in filters)
     return tuple(None if result is True else REASONS[result[1]] for result in results)
 
 
-@pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
-def test_the_verdicts_in_each_language_are_those_of_fineweb_2s_filters() -> None:
+@pytest.mark.skipif(not UDHR.exists(), reason="no shared data beside the checkout")
+def test_verdicts_in_each_language_equal_those_of_fineweb_2() -> None:
     texts = [
         (text, language)
         for seed, language in enumerate(SETTINGS)
@@ -166,40 +166,44 @@ def test_the_verdicts_in_each_language_are_those_of_fineweb_2s_filters() -> None
             "by_language": {language: rules_of_settings(settings) for language, settings in SETTINGS.items()},
         }
     )
-    found = judge(rows, section)
-    assert not any(found.errors)
+    verdicts = judge(rows, section)
+    assert not any(verdicts.errors)
     dropped: dict[str, set[str | None]] = {language: set() for language in SETTINGS}
     for number, (text, language) in enumerate(texts):
-        theirs = of_datatrove(text, language)
+        theirs = verdicts_of_datatrove(text, language)
         dropped[language].update(theirs)
-        reason = found.reasons[number]
+        reason = verdicts.reasons[number]
         first = next((rule for rule in theirs if rule is not None), None)
         assert (None if reason is None else reason.rpartition("/")[2]) == first, (language, text[:80])
     for language, rules in dropped.items():
         assert len(rules) > 6, f"{language}: more rules should drop a text, not only {rules}"
 
 
-@pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
+@pytest.mark.skipif(not UDHR.exists(), reason="no shared data beside the checkout")
 @pytest.mark.parametrize("language", NAMES)
-def test_words_are_those_of_datatrove_in_each_language(language: str) -> None:
+def test_words_equal_those_of_datatrove_in_each_language(language: str) -> None:
     from datatrove.utils.text import split_into_words
 
     lines = declaration(NAMES[language])
-    odd = "a.b@c.de :-) 12.5% z.B. U.S.A. o.ä. l'ami aujourd'hui 3,5 km² «x» „y“ \u00a0 IS_ALPH ... x/y well-known"
-    texts = ["", "\n", *lines[:20], "\n".join(lines), "  ".join([*lines[20:40], odd])]
-    named = str(parse_label(language))
-    found = language_words(*text_buffers(pa.array([*texts, *texts], pa.large_string())), [named] * 2 * len(texts))
+    unusual_text = (
+        "a.b@c.de :-) 12.5% z.B. U.S.A. o.ä. l'ami aujourd'hui 3,5 km² «x» „y“ \u00a0 IS_ALPH ... x/y well-known"
+    )
+    texts = ["", "\n", *lines[:20], "\n".join(lines), "  ".join([*lines[20:40], unusual_text])]
+    language_name = str(parse_label(language))
+    cuts = language_words(
+        *text_buffers(pa.array([*texts, *texts], pa.large_string())), [language_name] * 2 * len(texts)
+    )
     for number, text in enumerate([*texts, *texts]):
-        place = found.places[number]
-        bounds = slice(found.words.offsets[place], found.words.offsets[place + 1])
-        spans = zip(found.words.starts[bounds], found.words.ends[bounds], strict=True)
-        words = [found.data[begin:end].tobytes().decode() for begin, end in spans]
+        place = cuts.places[number]
+        bounds = slice(cuts.words.offsets[place], cuts.words.offsets[place + 1])
+        spans = zip(cuts.words.starts[bounds], cuts.words.ends[bounds], strict=True)
+        words = [cuts.data[begin:end].tobytes().decode() for begin, end in spans]
         assert words == split_into_words(text, language)
-        np.testing.assert_array_equal(found.words.chars[bounds], [len(word) for word in words])
+        np.testing.assert_array_equal(cuts.words.chars[bounds], [len(word) for word in words])
 
 
-def test_each_language_of_fineweb_2_has_the_tokenizer_that_its_label_has() -> None:
-    """The column `language` has shorter codes than FineWeb-2's files, which must not lead to another tokenizer."""
+def test_language_codes_select_the_tokenizers_of_fineweb_2_labels() -> None:
+    """The column `language` has shorter codes than FineWeb-2's files, but must select the same tokenizer."""
     from datatrove.utils.word_tokenizers import load_tokenizer_assignments
 
     assigned = load_tokenizer_assignments()
@@ -208,12 +212,12 @@ def test_each_language_of_fineweb_2_has_the_tokenizer_that_its_label_has() -> No
         return assigned[name].args
 
     labels = [name for name in assigned if re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", name)]
-    other = []
+    mismatched = []
     for label in labels:
         language = parse_label(label)
         name = str(language) if str(language) in assigned else language.code
         if name not in assigned or tokenizer(name) != tokenizer(label):
-            other.append(label)
+            mismatched.append(label)
     assert len(labels) > 1900
-    assert len(other) <= 6, f"labels of a macrolanguage and of its standard form in another script: {other}"
-    assert not {"deu_Latn", "tha_Thai", "cmn_Hani", "arb_Arab", "hin_Deva"} & set(other)
+    assert len(mismatched) <= 6, f"labels of a macrolanguage and of its standard form in another script: {mismatched}"
+    assert not {"deu_Latn", "tha_Thai", "cmn_Hani", "arb_Arab", "hin_Deva"} & set(mismatched)

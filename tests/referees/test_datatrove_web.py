@@ -1,4 +1,4 @@
-"""datatrove's own filters judge the same texts: FineWeb's rules, C4's rules for documents, mC4's rule."""
+"""FineWeb's, C4's and mC4's rules against datatrove's own filters on the same texts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ C4_REASONS = {
 }
 
 
-def made_up_texts(number: int) -> list[str]:
-    """Texts that lie on both sides of every threshold; the same in every run."""
+def generated_texts(number: int) -> list[str]:
+    """Generate texts on both sides of every threshold, the same in every run."""
     source = random.Random(11)
     pieces = [
         "It is so",
@@ -62,7 +62,7 @@ def made_up_texts(number: int) -> list[str]:
 
 
 def real_texts(number: int) -> list[str]:
-    """The beginnings of posts and documents with lists, tables and code, where the shared corpora are."""
+    """Read the beginnings of posts and documents with lists, tables and code, if the shared corpora exist."""
     return [text for name in ("18f_posts", "peps") for text in list(corpus(name))[:number]]
 
 
@@ -98,32 +98,32 @@ def our_words_and_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 words, sentences = rules_reference.words, rules_reference.sentences
 
 
-def test_the_marks_that_end_a_line_are_datatroves() -> None:
+def test_terminal_marks_equal_those_of_datatrove() -> None:
     from datatrove.utils.text import TERMINAL_PUNCTUATION
 
     assert rules_reference.TERMINAL_MARKS == TERMINAL_PUNCTUATION
 
 
 @pytest.mark.parametrize(("constants", "ratio"), [("datatrove", 0.01), ("paper", 0.1)])
-def test_fineweb_gives_the_same_verdict_and_reason_given_equal_words(
+def test_fineweb_verdicts_equal_those_of_datatrove_given_equal_words(
     constants: str, ratio: float, our_words_and_sentences: None
 ) -> None:
     from datatrove.pipeline.filters import FineWebQualityFilter
 
-    texts = made_up_texts(3000) + real_texts(60)
+    texts = generated_texts(3000) + real_texts(60)
     theirs = their_reasons(FineWebQualityFilter(char_duplicates_ratio=ratio), texts, FINEWEB_REASONS)
     assert our_reasons({"fineweb": {"constants": constants}}, texts) == theirs
     assert set(theirs) == {None, *FINEWEB_REASONS.values()}
 
 
-@pytest.mark.parametrize(("constants", "least"), [("code", 3), ("paper", 5)])
-def test_c4_gives_the_same_verdict_and_reason_given_equal_sentences(
-    constants: str, least: int, our_words_and_sentences: None
+@pytest.mark.parametrize(("constants", "min_sentences"), [("code", 3), ("paper", 5)])
+def test_c4_verdicts_equal_those_of_datatrove_given_equal_sentences(
+    constants: str, min_sentences: int, our_words_and_sentences: None
 ) -> None:
     from datatrove.pipeline.filters import C4QualityFilter
 
     judge = C4QualityFilter(
-        min_num_sentences=least,
+        min_num_sentences=min_sentences,
         remove_citations=False,
         filter_no_terminal_punct=False,
         min_words_per_line=-1,
@@ -132,14 +132,14 @@ def test_c4_gives_the_same_verdict_and_reason_given_equal_sentences(
         filter_policy=False,
     )
     # datatrove names the first line's reason where a text has both a curly bracket and the placeholder.
-    texts = [text for text in made_up_texts(3000) if "{" not in text or "lorem" not in text.lower()] + real_texts(60)
+    texts = [text for text in generated_texts(3000) if "{" not in text or "lorem" not in text.lower()] + real_texts(60)
     theirs = their_reasons(judge, texts, C4_REASONS)
     ours = our_reasons({"c4": {"constants": constants}}, texts)
-    assert [(text, reason) for text, reason in zip(texts, ours)] == list(zip(texts, theirs))
+    assert list(zip(texts, ours)) == list(zip(texts, theirs))
     assert set(theirs) == {None, *C4_REASONS.values()}
 
 
-def test_mc4_gives_the_same_verdict() -> None:
+def test_mc4_verdicts_equal_those_of_datatrove() -> None:
     from datatrove.pipeline.filters.c4_filters import C4ParagraphFilter
 
     source = random.Random(5)
@@ -150,15 +150,15 @@ def test_mc4_gives_the_same_verdict() -> None:
     assert 50 < theirs.count(None) < 350
 
 
-def test_fast_words_change_few_of_finewebs_verdicts_on_real_text() -> None:
-    """Measured with spaCy's tokens: see the message."""
+def test_fast_words_change_few_fineweb_verdicts_on_real_text() -> None:
+    """Compares with spaCy's tokens."""
     pytest.importorskip("spacy")
     from datatrove.pipeline.filters import FineWebQualityFilter
     from datatrove.utils.text import split_into_words
 
     texts = real_texts(25)
     if not texts:
-        pytest.skip("the shared corpora are not here")
+        pytest.skip("no shared data beside the checkout")
     theirs = their_reasons(FineWebQualityFilter(char_duplicates_ratio=0.1), texts, FINEWEB_REASONS)
     ours = our_reasons({"fineweb": {}}, texts)
     ratio = sum(map(words, texts)) / sum(len(split_into_words(text)) for text in texts)

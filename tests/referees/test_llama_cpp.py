@@ -1,4 +1,4 @@
-"""llama.cpp on exported GGUF files, and Go's own templates on the Modelfile's, against this model and its tokenizer."""
+"""llama.cpp on exported GGUF files, and Go's templates on the Modelfile, against our model and tokenizer."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ MODELS = {
     "qwen3": Model(**SIZES, qk_norm=True),
     "qwen3-moe": Model(**SIZES, qk_norm=True, moe=Moe(experts=4)),
 }
-FAR_APART: dict[GgufKind, float] = {"f32": 0.002, "f16": 0.005, "bf16": 0.02, "q8_0": 0.06, "q4_0": 0.5}
-"""Root mean square of the differences of logits at most, as a share of that of the logits around their mean: caches of
-keys and values are in half precision, and beside quantised weights activations are rounded to 8 bits."""
+TOLERANCES: dict[GgufKind, float] = {"f32": 0.002, "f16": 0.005, "bf16": 0.02, "q8_0": 0.06, "q4_0": 0.5}
+"""Largest root mean square of the differences of logits, as a share of their standard deviation: keys and values are
+cached in half precision, and with quantised weights activations are rounded to 8 bits."""
 TEXTS = (
     'def wrap(text, width=70):\n    """Wrap 1234567 words."""\n\n\n    return  text\n',
     "   ",
@@ -101,29 +101,29 @@ def open_llama_cpp(path: Path, **options: Any) -> Any:
 def their_logits(path: Path, ids: list[int]) -> np.ndarray:
     theirs = open_llama_cpp(path)
     theirs.eval(ids)
-    found: np.ndarray = np.array(theirs.scores[: len(ids)])
+    logits: np.ndarray = np.array(theirs.scores[: len(ids)])
     theirs.close()
-    return found
+    return logits
 
 
 @needs_llama_cpp
 @pytest.mark.parametrize("name", MODELS)
-def test_llama_cpp_computes_the_same_logits(tmp_path: Path, name: str) -> None:
-    kinds: list[GgufKind] = list(FAR_APART) if name == "llama" else ["f32", "q8_0"]
+def test_logits_equal_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    kinds: list[GgufKind] = list(TOLERANCES) if name == "llama" else ["f32", "q8_0"]
     model, chat = make_folder(tmp_path, MODELS[name], "gpt2", kinds)
     ids = torch.randint(6, chat.tokenizer.get_vocab_size(), (48,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         ours = model(ids[None])[0, :, : model.shape.vocab_size].numpy()
     for kind in kinds:
         theirs = their_logits(tmp_path / "out" / f"model-{kind}.gguf", ids.tolist())
-        apart = float(np.sqrt(((theirs - ours) ** 2).mean()) / ours.std())
-        print(f"{name} {kind}: logits differ by {apart:.5f}")
+        deviation = float(np.sqrt(((theirs - ours) ** 2).mean()) / ours.std())
+        print(f"{name} {kind}: logits differ by {deviation:.5f}")
         # Rounding may send a token to another expert.
-        assert apart < FAR_APART[kind] * (3 if model.shape.experts and kind == "q8_0" else 1), kind
+        assert deviation < TOLERANCES[kind] * (3 if model.shape.experts and kind == "q8_0" else 1), kind
 
 
 @needs_llama_cpp
-def test_biases_of_qwen2_are_in_the_file(tmp_path: Path) -> None:
+def test_gguf_file_has_the_biases_of_qwen2(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
@@ -144,12 +144,12 @@ def test_biases_of_qwen2_are_in_the_file(tmp_path: Path) -> None:
     with torch.no_grad():
         ours = model(torch.tensor([ids]))[0, :, : shape.vocab_size].numpy()
     theirs = their_logits(tmp_path / "qwen2.gguf", ids)
-    assert np.sqrt(((theirs - ours) ** 2).mean()) < FAR_APART["f32"] * ours.std()
+    assert np.sqrt(((theirs - ours) ** 2).mean()) < TOLERANCES["f32"] * ours.std()
 
 
 @needs_llama_cpp
 @pytest.mark.parametrize("pretokenizer", ["gpt2", "llama3", "digits"])
-def test_llama_cpp_encodes_and_decodes_as_the_tokenizer_does(tmp_path: Path, pretokenizer: str) -> None:
+def test_llama_cpp_encodes_and_decodes_like_the_tokenizer(tmp_path: Path, pretokenizer: str) -> None:
     _, chat = make_folder(tmp_path, MODELS["llama"], pretokenizer, ["q8_0"])
     theirs = open_llama_cpp(tmp_path / "out" / "model-q8_0.gguf")
     for text in TEXTS:
@@ -166,15 +166,15 @@ def test_llama_cpp_encodes_and_decodes_as_the_tokenizer_does(tmp_path: Path, pre
 
 
 @needs_llama_cpp
-def test_llama_cpp_answers_a_chat_with_the_tokens_of_greedy_decoding(tmp_path: Path) -> None:
+def test_llama_cpp_answers_a_chat_with_our_greedy_tokens(tmp_path: Path) -> None:
     from gristmill.train.generation.scheduler import generate
 
     model, chat = make_folder(tmp_path, MODELS["llama"], "gpt2", ["f32"])
     prompt = chat.encode([{"role": "user", "content": "wrap"}], prompt=True).ids.tolist()
     (ours,) = generate(model, [prompt], 12, chat.stops)
     theirs = open_llama_cpp(tmp_path / "out" / "model-f32.gguf")
-    found = theirs.create_chat_completion([{"role": "user", "content": "wrap"}], max_tokens=12, temperature=0.0)
-    assert found["choices"][0]["message"]["content"].strip() == chat.decode(ours).strip()
+    completion = theirs.create_chat_completion([{"role": "user", "content": "wrap"}], max_tokens=12, temperature=0.0)
+    assert completion["choices"][0]["message"]["content"].strip() == chat.decode(ours).strip()
     theirs.close()
 
 
@@ -190,15 +190,15 @@ import (
 type Message struct{ Role, Content string }
 
 func main() {
-	var asked struct {
+	var request struct {
 		Template string
 		Messages []Message
 	}
-	if err := json.NewDecoder(os.Stdin).Decode(&asked); err != nil {
+	if err := json.NewDecoder(os.Stdin).Decode(&request); err != nil {
 		panic(err)
 	}
-	made := template.Must(template.New("").Option("missingkey=zero").Parse(asked.Template))
-	if err := made.Execute(os.Stdout, map[string]any{"Messages": asked.Messages}); err != nil {
+	parsed := template.Must(template.New("").Option("missingkey=zero").Parse(request.Template))
+	if err := parsed.Execute(os.Stdout, map[string]any{"Messages": request.Messages}); err != nil {
 		panic(err)
 	}
 }
@@ -206,7 +206,7 @@ func main() {
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
-def test_go_renders_a_modelfiles_template_as_jinja_does(tmp_path: Path) -> None:
+def test_go_renders_the_modelfile_template_like_jinja(tmp_path: Path) -> None:
     _, chat = make_folder(tmp_path, MODELS["llama"], "gpt2", ["q8_0"])
     (tmp_path / "main.go").write_text(PROGRAM)
     subprocess.run(
@@ -221,6 +221,6 @@ def test_go_renders_a_modelfiles_template_as_jinja_does(tmp_path: Path) -> None:
         },
     )
     for messages in (PROBE, PROBE[1:2], PROBE[:2], PROBE[1:4]):
-        asked = json.dumps({"Template": go_template(chat), "Messages": list(messages)})
-        found = subprocess.run([tmp_path / "render"], input=asked, capture_output=True, text=True, check=True)
-        assert found.stdout == "".join(part for part, _ in chat.segments(messages, prompt=True))
+        request = json.dumps({"Template": go_template(chat), "Messages": list(messages)})
+        process = subprocess.run([tmp_path / "render"], input=request, capture_output=True, text=True, check=True)
+        assert process.stdout == "".join(part for part, _ in chat.segments(messages, prompt=True))

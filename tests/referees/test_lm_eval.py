@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on the exported folder against our own scores of the same model, metric by metric."""
+"""Our scores of a model against lm-evaluation-harness on the exported folder, metric by metric."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.stages.export import exported_tensors
 
-# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+# Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
 
 LENGTH = 32
-# Their Brier score wants as many choices in every item.
+# Their Brier score needs the same number of choices in every item.
 CHOICES = [
     {"q": "Return the text of", "options": ["a module", "it", "the whole of the source file"], "gold": 2},
     {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 0},
@@ -55,13 +55,13 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A little model with a little tokenizer, as the stage `export` writes them."""
+    """A small model with a small tokenizer, as the stage `export` writes them."""
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("exported")
-    texts = [one["text"] for one in TEXTS] + [one["q"] for one in CHOICES]
+    texts = [item["text"] for item in TEXTS] + [item["q"] for item in CHOICES]
     write_tokenizer(train(TokenizerSample({"all": texts}, {}), 300), folder)
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH)
     tensor_of = drawn(shape, 3)
@@ -80,8 +80,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def theirs(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What lm-evaluation-harness finds, offline, without bootstrap."""
+def their_results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of lm-evaluation-harness, offline, without bootstrap."""
     patch = pytest.MonkeyPatch()
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         patch.setenv(name, "1")
@@ -140,27 +140,27 @@ metadata: {{version: 1.0}}
     )
     results: dict[str, Any] = {}
     for is_chat, tasks in ((False, ("choices", "texts", "cloze", "shots")), (True, ("choices", "cloze", "shots"))):
-        found = lm_eval.simple_evaluate(
+        evaluation = lm_eval.simple_evaluate(
             model=model,
             tasks=[f"gristmill_{task}" for task in tasks],
             bootstrap_iters=0,
             apply_chat_template=is_chat,
             task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         )
-        results |= {f"{name}{' chat' if is_chat else ''}": values for name, values in found["results"].items()}
+        results |= {f"{name}{' chat' if is_chat else ''}": values for name, values in evaluation["results"].items()}
     patch.undo()
     return results
 
 
 @pytest.fixture(scope="module")
-def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def our_summary(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], dict[str, Any]]:
     reader = open_reader(load_model(exported), exported)
-    folder = tmp_path_factory.mktemp("ours")
+    folder = tmp_path_factory.mktemp("our_summary")
 
     def ask(settings: dict[str, Any]) -> dict[str, Any]:
         items = settings.pop("items")
-        if solved := settings.pop("solved", None):
-            (folder / "solved.jsonl").write_text("".join(json.dumps(item) + "\n" for item in solved))
+        if examples := settings.pop("solved", None):
+            (folder / "solved.jsonl").write_text("".join(json.dumps(item) + "\n" for item in examples))
             settings |= {"num_fewshot": 2, "fewshot_path": str(folder / "solved.jsonl")}
         path = folder / f"{settings['kind']}.jsonl"
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
@@ -171,10 +171,10 @@ def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_multiple_choice_scores_are_theirs(
-    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool
+def test_multiple_choice_scores_equal_those_of_lm_eval(
+    their_results: dict[str, Any], our_summary: Callable[[dict[str, Any]], dict[str, Any]], chat: bool
 ) -> None:
-    found = ours(
+    summary = our_summary(
         {
             "kind": "multiple_choice",
             "prompt": "q",
@@ -185,27 +185,30 @@ def test_multiple_choice_scores_are_theirs(
         }
     )
     for name in METRICS:
-        own = found[name.removesuffix("_score")]["value"]
-        told = theirs[f"gristmill_choices{' chat' if chat else ''}"][f"{name},none"]
-        assert own == pytest.approx(told, abs=1e-6), name
+        our_value = summary[name.removesuffix("_score")]["value"]
+        their_value = their_results[f"gristmill_choices{' chat' if chat else ''}"][f"{name},none"]
+        assert our_value == pytest.approx(their_value, abs=1e-6), name
 
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("solved", [[], SOLVED])
-def test_cloze_perplexities_are_theirs_on_the_same_items(
-    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool, solved: list[dict[str, str]]
+def test_cloze_perplexities_equal_those_of_lm_eval(
+    their_results: dict[str, Any],
+    our_summary: Callable[[dict[str, Any]], dict[str, Any]],
+    chat: bool,
+    solved: list[dict[str, str]],
 ) -> None:
-    found = ours(
+    summary = our_summary(
         {"kind": "cloze", "prompt": "q", "answer": "a", "items": CLOZES, "solved": solved, "chat_template": chat}
     )
-    told = theirs[f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"]
+    their_values = their_results[f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"]
     for name in CLOZE_METRICS:
-        assert found[name]["value"] == pytest.approx(told[f"{name},none"], rel=1e-5), name
+        assert summary[name]["value"] == pytest.approx(their_values[f"{name},none"], rel=1e-5), name
 
 
-def test_rolling_scores_are_theirs_beyond_the_context_too(
-    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]]
+def test_rolling_scores_equal_those_of_lm_eval_beyond_the_context(
+    their_results: dict[str, Any], our_summary: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    found = ours({"kind": "rolling", "prompt": "text", "items": TEXTS})
+    summary = our_summary({"kind": "rolling", "prompt": "text", "items": TEXTS})
     for name in ("bits_per_byte", "byte_perplexity", "word_perplexity"):
-        assert found[name]["value"] == pytest.approx(theirs["gristmill_texts"][f"{name},none"], rel=1e-6), name
+        assert summary[name]["value"] == pytest.approx(their_results["gristmill_texts"][f"{name},none"], rel=1e-6), name

@@ -1,4 +1,4 @@
-"""PEFT loads our adapter files and computes what we do, with the adapters apart and merged."""
+"""PEFT loads our adapter files and computes the same, with adapters apart and merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.train.adapters.peft_files import save_adapter
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
-# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+# Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not i
         Lora(rank=2, alpha=3, rslora=True, dora=True, targets=("v_proj", "up_proj")),
     ],
 )
-def test_peft_computes_with_our_adapter_what_we_do(lora: Lora, tmp_path: Path) -> None:
+def test_logits_and_merged_weights_equal_those_of_peft(lora: Lora, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -64,6 +64,6 @@ def test_peft_computes_with_our_adapter_what_we_do(lora: Lora, tmp_path: Path) -
         expected = theirs(ids, use_cache=False).logits
         assert (expected - load_model(tmp_path / "base")(ids)).abs().max() > 0.05
         torch.testing.assert_close(ours(ids), expected, atol=2e-5, rtol=0)
-        whole = theirs.merge_and_unload().state_dict()
+        merged_state = theirs.merge_and_unload().state_dict()
     for name, tensor in merged(tensors, lora).items():
-        torch.testing.assert_close(tensor, whole[name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(tensor, merged_state[name], atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer for five updates against our loss on the same batches: losses, and the weights that come of it."""
+"""Our preference losses against five updates of TRL's DPOTrainer on the same batches: losses and weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gristmill.mixtures.posttraining import PreferenceLoss
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
-# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+# Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA = 5, 1e-3, 0.1
@@ -29,40 +30,20 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A little model of transformers', saved, and a tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    """Save a tiny model of transformers, and make a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     words = sorted({word for pair in PAIRS for text in pair.values() for word in text.replace(",", " ,").split()})
-    tokenizer = Tokenizer(
-        models.WordLevel(
-            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = word_tokenizer(words)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            tie_word_embeddings=False,
-        )
-    )
+    model = LlamaForCausalLM(LlamaConfig(**TINY))
     folder = tmp_path_factory.mktemp("start")
     model.save_pretrained(folder)
-    return folder, PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    return folder, tokenizer
 
 
 @pytest.fixture(scope="module")
-def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def train_with_trl(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import DPOConfig, DPOTrainer
@@ -70,36 +51,25 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
     folder, tokenizer = start
 
     def train(loss: str, smoothing: float) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, Any]]:
-        """Batches, losses and the last weights."""
+        """Train, and return batches, losses and the final weights."""
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         settings = DPOConfig(
-            output_dir=str(tmp_path_factory.mktemp("trl")),
-            use_cpu=True,
-            bf16=False,
+            **trainer_settings(tmp_path_factory.mktemp("trl"), STEPS, RATE),
             beta=BETA,
             loss_type=[loss],
             label_smoothing=smoothing,
-            report_to="none",
-            gradient_checkpointing=False,
-            max_steps=STEPS,
             per_device_train_batch_size=4,
-            learning_rate=RATE,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            max_grad_norm=1.0,
-            optim="adamw_torch",
-            weight_decay=0.0,
-            disable_tqdm=True,
-            save_strategy="no",
         )
-        seen: list[dict[str, torch.Tensor]] = []
+        batches: list[dict[str, torch.Tensor]] = []
 
-        class Watched(DPOTrainer):
-            def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-                seen.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
-                return super().compute_loss(model, inputs, *rest, **named)
+        class RecordingTrainer(DPOTrainer):
+            def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                batches.append(
+                    {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                )
+                return super().compute_loss(model, inputs, *args, **kwargs)
 
-        trainer = Watched(
+        trainer = RecordingTrainer(
             model=policy,
             ref_model=copy.deepcopy(policy),
             args=settings,
@@ -108,7 +78,7 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
         )
         trainer.train()
         losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-        return seen, losses, {name: value.detach() for name, value in policy.state_dict().items()}
+        return batches, losses, {name: value.detach() for name, value in policy.state_dict().items()}
 
     return train
 
@@ -123,10 +93,10 @@ def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
         ("sigmoid_norm", "sigmoid_norm", 0.0),
     ],
 )
-def test_five_updates_are_theirs(
-    ours: PreferenceLoss, theirs: str, smoothing: float, start: tuple[Path, Any], train_theirs: Callable[..., Any]
+def test_losses_and_weights_equal_those_of_trl(
+    ours: PreferenceLoss, theirs: str, smoothing: float, start: tuple[Path, Any], train_with_trl: Callable[..., Any]
 ) -> None:
-    batches, expected, weights = train_theirs(theirs, smoothing)
+    batches, expected, weights = train_with_trl(theirs, smoothing)
     policy, reference = load_model(start[0]), load_model(start[0])
     for parameter in policy.parameters():
         parameter.requires_grad_(True)
@@ -146,7 +116,7 @@ def test_five_updates_are_theirs(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    # TRL rounds what it logs to some digits.
+    # TRL logs rounded values.
     assert losses == pytest.approx(expected, rel=2e-5, abs=1e-5)
     for name, parameter in policy.named_parameters():
         torch.testing.assert_close(parameter.detach(), weights[name], atol=1e-4, rtol=0)

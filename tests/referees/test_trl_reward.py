@@ -1,4 +1,4 @@
-"""Reward models against TRL's RewardTrainer, for five updates on the same batches, and against transformers' scores."""
+"""Our reward model against five updates of TRL's RewardTrainer on the same batches, and transformers' scores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from gristmill.train.models.reward_model import (
 )
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.reward_pairs import reward_loss
+from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
-# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+# Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, CENTER = 5, 1e-3, 0.01
@@ -31,77 +32,44 @@ ROWS = [
 ] * 2
 
 
-def test_five_updates_are_theirs(tmp_path: Path) -> None:
+def test_losses_and_weights_equal_those_of_trl(tmp_path: Path) -> None:
     from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForSequenceClassification
     from trl import RewardConfig, RewardTrainer
 
     words = sorted({word for row in ROWS for text in row.values() for word in text.split()})
-    backend = Tokenizer(
-        models.WordLevel(
-            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    tokenizer = word_tokenizer(words)
     torch.manual_seed(0)
-    theirs = LlamaForSequenceClassification(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            num_labels=1,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    theirs = LlamaForSequenceClassification(LlamaConfig(**TINY, num_labels=1, pad_token_id=tokenizer.pad_token_id))
     theirs.save_pretrained(tmp_path / "start")
     ours = load_reward_model(tmp_path / "start")
-    seen: list[torch.Tensor] = []
+    batches: list[torch.Tensor] = []
 
-    class Watched(RewardTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            seen.append(inputs["input_ids"].clone())
-            return super().compute_loss(model, inputs, *rest, **named)
+    class RecordingTrainer(RewardTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            batches.append(inputs["input_ids"].clone())
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
     settings = RewardConfig(
-        output_dir=str(tmp_path / "trl"),
-        use_cpu=True,
-        bf16=False,
+        **trainer_settings(tmp_path / "trl", STEPS, RATE),
         center_rewards_coefficient=CENTER,
-        max_steps=STEPS,
-        report_to="none",
-        gradient_checkpointing=False,
         per_device_train_batch_size=4,
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        max_grad_norm=1.0,
-        optim="adamw_torch",
-        weight_decay=0.0,
-        disable_tqdm=True,
-        save_strategy="no",
     )
-    trainer = Watched(model=theirs, processing_class=tokenizer, train_dataset=Dataset.from_list(ROWS), args=settings)
+    trainer = RecordingTrainer(
+        model=theirs, processing_class=tokenizer, train_dataset=Dataset.from_list(ROWS), args=settings
+    )
     trainer.train()
     log = [line for line in trainer.state.log_history if "loss" in line]
     optimizer = torch.optim.AdamW(ours.requires_grad_(True).parameters(), lr=RATE, weight_decay=0.0)
-    assert len(seen) == len(log) == STEPS
-    for ids, line in zip(seen, log, strict=True):
+    assert len(batches) == len(log) == STEPS
+    for ids, line in zip(batches, log, strict=True):
         chosen, rejected = scores(ours, ids, tokenizer.pad_token_id).chunk(2)
         loss = reward_loss(chosen, rejected, center_weight=CENTER).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        # TRL rounds what it logs to some digits.
+        # TRL logs rounded values.
         assert loss.item() == pytest.approx(line["loss"], rel=2e-5, abs=1e-5)
         assert (chosen > rejected).float().mean().item() == pytest.approx(line["accuracy"], abs=1e-5)
         assert (chosen - rejected).mean().item() == pytest.approx(line["margin"], rel=2e-4, abs=1e-5)
@@ -118,12 +86,12 @@ def test_five_updates_are_theirs(tmp_path: Path) -> None:
         ({"moe": {"experts": 4, "experts_per_token": 2}}, "Mixtral"),
     ],
 )
-def test_transformers_gives_a_saved_model_the_same_scores(options: dict[str, Any], family: str, tmp_path: Path) -> None:
+def test_transformers_scores_a_saved_model_alike(options: dict[str, Any], family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     section = Model.model_validate({"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48, **options})
     shape = shape_of(section, vocab_size=100, sequence_length=24)
-    # Larger than first weights are, so that a mistake shows.
+    # Larger than initial weights, so that a mistake shows.
     tensor_of = with_new_score(lambda name, size: drawn(shape, 3)(name, size) * (8.0 if len(size) > 1 else 1.0), 5)
     tensors = {name: tensor_of(name, parameter.shape) for name, parameter in RewardModel(shape).named_parameters()}
     save_reward_model(tmp_path, shape, tensors, stops=[1, 2], pad=3)

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer for five updates against our cross-entropy on the same batches, whole and accumulated."""
+"""Our cross-entropy against five updates of TRL's SFTTrainer on the same batches, whole and accumulated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, weighted_nll
+from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
-# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+# Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE = 5, 1e-3
@@ -24,65 +25,32 @@ ROWS = [
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_five_updates_are_theirs(accumulated: int, tmp_path: Path) -> None:
-    """Answers differ in length, so that a mean of means would differ from the mean over the step's tokens."""
+def test_losses_and_weights_equal_those_of_trl(accumulated: int, tmp_path: Path) -> None:
+    """Answers differ in length, so that a mean of means differs from the mean over the tokens of a step."""
     from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
     words = sorted({word for row in ROWS for text in row.values() for word in text.replace(",", " ,").split()})
-    tokenizer = Tokenizer(
-        models.WordLevel(
-            {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"
-        )
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = word_tokenizer(words)
     torch.manual_seed(0)
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            tie_word_embeddings=False,
-        )
-    )
+    theirs = LlamaForCausalLM(LlamaConfig(**TINY))
     theirs.save_pretrained(tmp_path / "start")
-    seen: list[dict[str, torch.Tensor]] = []
+    recorded: list[dict[str, torch.Tensor]] = []
 
-    class Watched(SFTTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            seen.append({name: inputs[name].clone() for name in ("input_ids", "labels")})
-            return super().compute_loss(model, inputs, *rest, **named)
+    class RecordingTrainer(SFTTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            recorded.append({name: inputs[name].clone() for name in ("input_ids", "labels")})
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
-    trainer = Watched(
+    trainer = RecordingTrainer(
         model=theirs,
         train_dataset=Dataset.from_list(ROWS),
-        processing_class=PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-        ),
+        processing_class=tokenizer,
         args=SFTConfig(
-            output_dir=str(tmp_path / "trl"),
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
-            max_steps=STEPS,
-            gradient_checkpointing=False,
+            **trainer_settings(tmp_path / "trl", STEPS, RATE),
             per_device_train_batch_size=4 // accumulated,
-            learning_rate=RATE,
             gradient_accumulation_steps=accumulated,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            max_grad_norm=1.0,
-            optim="adamw_torch",
-            weight_decay=0.0,
-            disable_tqdm=True,
-            save_strategy="no",
         ),
     )
     trainer.train()
@@ -94,7 +62,7 @@ def test_five_updates_are_theirs(accumulated: int, tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0)
     losses = []
     for step in range(STEPS):
-        batches = seen[step * accumulated : (step + 1) * accumulated]
+        batches = recorded[step * accumulated : (step + 1) * accumulated]
         shifted = [
             torch.cat([batch["labels"][:, 1:], torch.full((len(batch["labels"]), 1), IGNORED)], dim=1)
             for batch in batches

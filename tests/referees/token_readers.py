@@ -1,4 +1,4 @@
-"""Readers of other trainers' token files, each written from the reader that its docstring names."""
+"""Readers of other trainers' token files, each written after the reader named in its docstring."""
 
 from __future__ import annotations
 
@@ -20,39 +20,42 @@ def read_llmc(path: Path) -> np.ndarray:
 
 
 def llmc_batches(paths: list[Path], rows: int, length: int, permuted: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The inputs and targets of an epoch there, of one process: B T + 1 tokens, moving by B T.
+    """Inputs and targets of an epoch of llm.c in one process: B T + 1 tokens, at steps of B T.
 
     `dataloader_reset` permutes the files and `prepare_intra_shard_indices_` the batches of each, by a Mersenne Twister
-    of the seed 42 (`dataloader_init`); train_gpt2.cu always asks for that, but with `-a 1`, which trains on one batch
-    of the held-out files.
+    of the seed 42 (`dataloader_init`). train_gpt2.cu permutes unless it has `-a 1`, which overfits one batch of the
+    held-out files.
     """
     twister, size = np.random.RandomState(42), rows * length
 
     def order(count: int) -> list[int]:
         """`init_identity_permutation` and `random_permutation` in llmc/rand.h."""
         numbers = list(range(count))
-        for place in range(count - 1, 0, -1) if permuted else ():
-            other = int(twister._bit_generator.random_raw()) % (place + 1)
-            numbers[place], numbers[other] = numbers[other], numbers[place]
+        for index in range(count - 1, 0, -1) if permuted else ():
+            swapped = int(twister._bit_generator.random_raw()) % (index + 1)
+            numbers[index], numbers[swapped] = numbers[swapped], numbers[index]
         return numbers
 
-    found = []
+    batches = []
     for file in order(len(paths)):
         tokens = read_llmc(paths[file]).astype(np.int64)
         assert tokens.max() < 2**16  # the C reader refuses the magic of 32-bit tokens
         for batch in order((len(tokens) - 1) // size):
-            at = batch * size
-            found.append(
-                (tokens[at : at + size].reshape(rows, length), tokens[at + 1 : at + 1 + size].reshape(rows, length))
+            start = batch * size
+            batches.append(
+                (
+                    tokens[start : start + size].reshape(rows, length),
+                    tokens[start + 1 : start + 1 + size].reshape(rows, length),
+                )
             )
-    return found
+    return batches
 
 
 def modded_nanogpt_documents(path: Path, delimiter: int) -> list[list[int]]:
     """`Shard.bos_idx` in modded-nanogpt's train_gpt.py: a document goes from one delimiter up to the next."""
     tokens = read_llmc(path)
-    found = np.flatnonzero(tokens == delimiter).tolist()
-    return [tokens[begin:end].tolist() for begin, end in zip(found, [*found[1:], len(tokens)], strict=True)]
+    begins = np.flatnonzero(tokens == delimiter).tolist()
+    return [tokens[begin:end].tolist() for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True)]
 
 
 def read_megatron(prefix: Path) -> tuple[list[np.ndarray], np.ndarray]:
@@ -62,11 +65,11 @@ def read_megatron(prefix: Path) -> tuple[list[np.ndarray], np.ndarray]:
     version, code, sequences, documents = struct.unpack_from("<QBQQ", raw, 9)
     assert version == 1
     dtype = np.dtype({1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code])
-    at = 9 + 8 + 1 + 8 + 8
-    lengths = np.frombuffer(raw, "<i4", sequences, at)
-    pointers = np.frombuffer(raw, "<i8", sequences, at + lengths.nbytes)
-    indices = np.frombuffer(raw, "<i8", documents, at + lengths.nbytes + pointers.nbytes)
-    assert at + lengths.nbytes + pointers.nbytes + indices.nbytes == len(raw)
+    offset = 9 + 8 + 1 + 8 + 8
+    lengths = np.frombuffer(raw, "<i4", sequences, offset)
+    pointers = np.frombuffer(raw, "<i8", sequences, offset + lengths.nbytes)
+    indices = np.frombuffer(raw, "<i8", documents, offset + lengths.nbytes + pointers.nbytes)
+    assert offset + lengths.nbytes + pointers.nbytes + indices.nbytes == len(raw)
     data = Path(f"{prefix}.bin").read_bytes()
     assert len(data) == lengths.sum() * dtype.itemsize
     return [
@@ -81,7 +84,7 @@ def read_nanogpt(path: Path, dtype: str = "uint16") -> np.ndarray:
 
 
 def olmo_instances(path: Path, length: int, dtype: str) -> np.ndarray:
-    """`NumpyFSLDataset` in OLMo-core's data/numpy_dataset.py: whole instances, what is left over is not read."""
+    """`NumpyFSLDataset` in OLMo-core's data/numpy_dataset.py: whole instances, without the remainder."""
     tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
     return tokens[: len(tokens) // length * length].reshape(-1, length)
 
