@@ -35,13 +35,13 @@ DATA_OF: dict[str, tuple[str, type[Section]]] = {
     "reference": ("dpo_data", DpoData),
     "dpo": ("dpo_data", DpoData),
 }
-"""Which stage makes the rows of a training, and from which keys of its section."""
+"""Stage that writes the rows of a training, and the section whose keys it reads."""
 TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}
 
 
 @pytest.fixture(scope="session")
 def texts() -> dict[str, str]:
-    """Some prose and some code that every Python has."""
+    """Prose and code of the standard library."""
     return {
         "prose": " ".join(str(inspect.getdoc(module)) for module in (json, contextlib, textwrap, socket, inspect)),
         "code": inspect.getsource(textwrap) + inspect.getsource(contextlib),
@@ -91,7 +91,7 @@ def tiny_shape() -> Shape:
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[[Shape], Llama]:
-    """A model with weights larger than the initial ones, so that a mistake shows in the logits."""
+    """Make a model with weights larger than the initial ones, so that a mistake shows in the logits."""
 
     def make(shape: Shape) -> Llama:
         model = Llama(shape)
@@ -121,7 +121,7 @@ def pretrain_config() -> dict[str, Any]:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment that torchrun gives to the only rank. One thread: tiny tensors gain nothing from more."""
+    """Environment of a single rank under torchrun, with one thread, since tensors are tiny."""
     torch.set_num_threads(1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -137,13 +137,13 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }.items():
         monkeypatch.setenv(name, str(value))
     yield
-    if torch.distributed.is_initialized():  # a stage that fails leaves its group to the end of its process
+    if torch.distributed.is_initialized():  # a failed stage leaves its process group
         torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
 def make_pair_rows(tokenizer_folder: Path, tmp_path: Path) -> Callable[..., PairRows]:
-    """Rows of encoded pairs: (set -> pairs, tokens per row)."""
+    """Write rows of encoded pairs: (set -> pairs, tokens per row)."""
 
     def make(sets: dict[str, list[Pair]], length: int) -> PairRows:
         chat = Chat(tokenizer_folder)
@@ -158,9 +158,7 @@ RunStage = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def stop_pretraining(run_stage: RunStage, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pre-train in this process, and stop as at SIGTERM after one step, so many times: (inputs, config, folder,
-    times).
-    """
+    """Pre-train in this process, and stop as on SIGTERM after one step, `times` times."""
     from gristmill.train.loop import loop
 
     def stop(inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2) -> None:
@@ -176,11 +174,10 @@ def stop_pretraining(run_stage: RunStage, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary.
-    What else is given is the context's.
+    """Run a stage in this process, and return its summary; further keywords are those of `Context`.
 
-    `sft` with the keys of its data runs `sft_data` before, `reference` and `dpo` with those of theirs `dpo_data`, and
-    give the summaries of both; a stage of the section `dpo` may be given the whole section.
+    `sft` with the keys of its data runs `sft_data` first, and `reference` and `dpo` run `dpo_data`; summaries are
+    merged. A stage of the section `dpo` accepts the whole section.
     """
 
     def run(
@@ -191,20 +188,20 @@ def run_stage(one_process: None) -> RunStage:
         checkpoint_every: int = 4,
         compute: Compute | None = None,
         stream: Stream | None = None,
-        **told: Any,
+        **context_options: Any,
     ) -> dict[str, Any]:
         import importlib
 
         from gristmill.core.stage_context import Context
 
-        made: dict[str, Any] = {}
+        data_summary: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:
             name, section = DATA_OF[stage]
-            of_data = {key: config[key] for key in (*section.model_fields, READS) if key in config}
-            made = run(name, inputs, of_data, folder / "made")
-            inputs = {**inputs, name: folder / "made" / "data"}
+            data_config = {key: config[key] for key in (*section.model_fields, READS) if key in config}
+            data_summary = run(name, inputs, data_config, folder / "prepared")
+            inputs = {**inputs, name: folder / "prepared" / "data"}
         if stage == "sft":
-            config = {key: value for key, value in config.items() if key in ("seed", READS) or key not in of_data}
+            config = {key: value for key, value in config.items() if key in ("seed", READS) or key not in data_config}
         if stage == "reference":
             config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)
@@ -214,30 +211,30 @@ def run_stage(one_process: None) -> RunStage:
             checkpoint_every=checkpoint_every,
             compute=compute or Compute(),
             stream=stream or Stream(),
-            **{"emit": lambda event: None, **told},
+            **{"emit": lambda event: None, **context_options},
         )
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
             inputs, config, folder / "data", context
         )
         json.dumps(summary, allow_nan=False)
-        return {**made, **summary}
+        return {**data_summary, **summary}
 
     return run
 
 
 class StageConfig:
-    """What a stage gets of a manifest with some sections, whose files lie in one folder."""
+    """Settings that a manifest of given sections passes to a stage; its files are in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, stage: str, **sections: Any) -> dict[str, Any]:
-        """Its settings, as a process of its own reads them."""
-        found: dict[str, Any] = json.loads(json.dumps(dict(self._node(stage, sections).config)))
-        return found
+        """Return the settings as JSON gives them to a process."""
+        config: dict[str, Any] = json.loads(json.dumps(dict(self._node(stage, sections).config)))
+        return config
 
     def recipe(self, stage: str, **sections: Any) -> dict[str, Any]:
-        """Those of them that are in its fingerprint."""
+        """Return the settings that enter the fingerprint."""
         return dict(self._node(stage, sections).recipe)
 
     def _node(self, stage: str, sections: dict[str, Any]) -> Any:
@@ -265,5 +262,5 @@ class StageConfig:
 
 @pytest.fixture
 def stage_config(tmp_path: Path) -> StageConfig:
-    """Settings of stages, as manifests beside the files of a test give them."""
+    """Settings of stages from a manifest in the folder of the test."""
     return StageConfig(tmp_path)

@@ -1,8 +1,7 @@
-"""What test_parallel.py starts: several trainings, each in another parallel form, by the same processes.
+"""Program started by test_parallel.py: several trainings in different parallel forms, by the same processes.
 
-The arguments are how many processes, and a JSON file: a list of {"parallel", "folder", "continue", "inputs", "config",
-"checkpoint_every"}, and "compute" or not; `continue` is the folder of a training whose checkpoints are gone on from, or
-null.
+Arguments: the number of processes, and a JSON file with a list of {"parallel", "folder", "continue", "inputs",
+"config", "checkpoint_every"}, optionally "compute"; `continue` is the folder of a training to resume from, or null.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gristmill.train.stages import pretrain
 
 
 def train_all(jobs: list[dict[str, Any]]) -> None:
-    """Run the stage once per form, all in the one process group."""
+    """Run the stage once per form, all in one process group."""
     with process_group() as joined:
 
         @contextmanager

@@ -1,7 +1,7 @@
-"""What test_row_split.py starts: a model whose rows lie with several processes, beside the same one whole.
+"""Program started by test_row_split.py: a model whose rows are split among processes, against the unsplit model.
 
-The arguments are how many processes, a file to write how far they are apart, and what is compiled of theirs. The file:
-of each process variant -> name -> largest difference, over the largest value.
+Arguments: the number of processes, the file to write, and `compute.compile`. The file has, for each process,
+variant -> name -> largest difference relative to the largest value.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ HEADS: dict[str, Callable[..., Any]] = {"all": weighted_nll, "some": partial(tar
 
 def positions() -> Tensor:
     """(rows, LENGTH) of each token in its document, negative for padding."""
-    found = torch.full((len(DOCUMENTS), LENGTH), -1)
+    table = torch.full((len(DOCUMENTS), LENGTH), -1)
     for row, lengths in enumerate(DOCUMENTS):
-        counted = torch.cat([torch.arange(one) for one in lengths])
-        found[row, : len(counted)] = counted
-    return found
+        row_positions = torch.cat([torch.arange(length) for length in lengths])
+        table[row, : len(row_positions)] = row_positions
+    return table
 
 
 VARIANTS: dict[str, tuple[Shape, dict[str, Any], int, str]] = {
@@ -66,11 +66,11 @@ VARIANTS: dict[str, tuple[Shape, dict[str, Any], int, str]] = {
         "all",
     ),
 }
-"""Name -> the model, what it is called with besides, LEAST_MEAN_LENGTH, and where it is trained."""
+"""Name -> (shape, further arguments of the model, LEAST_MEAN_LENGTH, trained targets)."""
 
 
 def model_of(shape: Shape) -> Llama:
-    """With weights larger than the first ones, so that a mistake shows."""
+    """Make a model with weights larger than the initial ones, so that a mistake shows."""
     model, tensor_of = Llama(shape), drawn(shape, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -78,25 +78,25 @@ def model_of(shape: Shape) -> Llama:
     return model
 
 
-def measure(model: Llama, asked: dict[str, Any], trains: str) -> dict[str, Any]:
-    """The loss, its gradients, what each token's is, how busy experts are, and what a head of whole rows finds."""
+def measure(model: Llama, options: dict[str, Any], trains: str) -> dict[str, Any]:
+    """Compute the loss, gradients, loss of each token, expert loads, scores and logits."""
     ids = torch.randint(
         0, 100, (len(DOCUMENTS), model.shape.sequence_length), generator=torch.Generator().manual_seed(5)
     )
     targets = next_tokens(ids)
-    if trains == "some":  # all near the front of rows: some processes have none
+    if trains == "some":  # all near the start of rows, so that some processes have none
         targets[:, 7:] = -100
     weights = (targets >= 0) * torch.linspace(0.5, 1.0, ids.shape[1])
     head = TokenHead(HEADS[trains], {"targets": targets, "weights": weights})
-    loss, nll = model(ids, head, trained=weights.sum(dim=1), **asked)
+    loss, nll = model(ids, head, trained=weights.sum(dim=1), **options)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     loads = expert_loads(model)
     with torch.no_grad():
-        scored, _ = model(ids, TokenHead(score_tokens, {"targets": targets}), **asked)
-        logits = model(ids, **asked)
+        scored, _ = model(ids, TokenHead(score_tokens, {"targets": targets}), **options)
+        logits = model(ids, **options)
     return {
         "loss": loss.detach(),
-        "gradients": torch.cat([one.flatten() for one in gradients]),
+        "gradients": torch.cat([gradient.flatten() for gradient in gradients]),
         "nll": nll,
         "scored": scored,
         "logits": logits,
@@ -105,36 +105,36 @@ def measure(model: Llama, asked: dict[str, Any], trains: str) -> dict[str, Any]:
 
 
 def compare(world: World, variant: str, compute: Compute) -> dict[str, float]:
-    """How far what the processes find together is from what one finds alone."""
-    shape, asked, attention.LEAST_MEAN_LENGTH, trains = VARIANTS[variant]
+    """Return the largest relative difference between the split and the unsplit model, by name."""
+    shape, options, attention.LEAST_MEAN_LENGTH, trains = VARIANTS[variant]
     alone, together = model_of(shape), model_of(shape)
     assert world.row_split is not None
     split_rows(together, world.row_split)
     configure(together, compute)
     assert all(module.row_split for module in together.modules() if isinstance(module, MixtureOfExperts))
-    expected, found = measure(alone, asked, trains), measure(together, asked, trains)
+    expected, split_values = measure(alone, options, trains), measure(together, options, trains)
     for name in ("loss", "gradients"):
-        dist.all_reduce(found[name], group=world.row_split.group)
+        dist.all_reduce(split_values[name], group=world.row_split.group)
     return {
-        name: float((found[name].double() - value.double()).abs().max() / value.abs().max().clamp(min=1e-9))
+        name: float((split_values[name].double() - value.double()).abs().max() / value.abs().max().clamp(min=1e-9))
         for name, value in expected.items()
     }
 
 
 def compare_all(file: Path, compute: Compute) -> None:
-    """One process's part."""
+    """Compare all variants in one process of the group."""
     with process_group() as joined:
         world = make_world(Parallel(context=joined.size), joined.device)
-        # PyTorch compiles the grouped product of experts on a CPU in bfloat16 alone, in one process too.
-        found = {
+        # On a CPU, PyTorch compiles the grouped product of experts in bfloat16 only.
+        differences = {
             variant: compare(world, variant, compute)
             for variant, (shape, *_) in VARIANTS.items()
             if compute.compile == "off" or not shape.experts
         }
-        everybody: list[Any] = [None] * world.size
-        dist.all_gather_object(everybody, found)
+        all_differences: list[Any] = [None] * world.size
+        dist.all_gather_object(all_differences, differences)
         if joined.is_first:
-            write_json(file, everybody)
+            write_json(file, all_differences)
 
 
 if __name__ == "__main__":

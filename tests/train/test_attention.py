@@ -1,4 +1,4 @@
-"""Attention within documents: a packed row gives what its documents give on their own."""
+"""Attention within documents: a packed row gives the logits of its documents alone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROWS = ((5, 12, 7), (24,), (1, 1, 22), (10, 4))
 
 
 def positions_of(rows: Sequence[Sequence[int]], length: int = 24) -> torch.Tensor:
-    """Each token's number in its document, -1 for padding, as PackedSet gives them."""
-    found = torch.full((len(rows), length), -1, dtype=torch.int32)
+    """Number each token within its document, -1 for padding, as `PackedSet` does."""
+    table = torch.full((len(rows), length), -1, dtype=torch.int32)
     for row, lengths in enumerate(rows):
-        counted = torch.cat([torch.arange(one) for one in lengths])
-        found[row, : len(counted)] = counted
-    return found
+        row_positions = torch.cat([torch.arange(doc_length) for doc_length in lengths])
+        table[row, : len(row_positions)] = row_positions
+    return table
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def ids() -> torch.Tensor:
         {"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8)},
     ],
 )
-def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
+def test_packed_row_gives_the_logits_and_gradients_of_its_documents(
     least_mean_length: int,
     changes: dict[str, Any],
     ids: torch.Tensor,
@@ -54,7 +54,7 @@ def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
     monkeypatch.setattr(attention, "LEAST_MEAN_LENGTH", least_mean_length)
     form = see_documents(positions_of(ROWS))
     assert isinstance(form, Segments) == (least_mean_length == 1)
-    model = make_model(replace(tiny_shape, **changes)).double()  # so that rounding hides nothing
+    model = make_model(replace(tiny_shape, **changes)).double()  # so that rounding hides no mistake
     packed = model(ids, positions=positions_of(ROWS))
     together, apart = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for row, lengths in enumerate(ROWS):
@@ -72,19 +72,19 @@ def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_without_positions_a_token_sees_the_documents_before_its_own(
+def test_without_positions_tokens_attend_to_earlier_documents(
     ids: torch.Tensor, tiny_shape: Shape, make_model: MakeModel
 ) -> None:
     model = make_model(tiny_shape)
     assert not torch.allclose(model(ids)[0, 5:], model(ids, positions=positions_of(ROWS))[0, 5:], atol=1e-3)
 
 
-def test_documents_are_told_apart_by_positions_and_padding_is_one_of_its_own() -> None:
+def test_documents_are_numbered_by_positions_and_padding_separately() -> None:
     assert document_numbers(torch.tensor([[0, 1, 2, 0, 0, 1, -1, -1]])).tolist() == [[1, 1, 1, 2, 3, 3, 4, 4]]
 
 
-def test_flex_attention_computes_the_same() -> None:
-    """As on a GPU, but not compiled: the whole products of blocks, masked."""
+def test_flex_attention_equals_plain_attention() -> None:
+    """Uncompiled: masked products of whole blocks, as on a GPU."""
     generator = torch.Generator().manual_seed(2)
     queries = torch.randn(len(ROWS), 4, 24, 8, generator=generator)
     keys, values = (torch.randn(len(ROWS), 2, 24, 8, generator=generator) for _ in range(2))
@@ -94,23 +94,23 @@ def test_flex_attention_computes_the_same() -> None:
     torch.testing.assert_close(flexible, plain, atol=1e-6, rtol=1e-5)
 
 
-def test_the_preferred_kernels_of_hopper_are_a_part_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced whole, as the layers are; what the driver is asked is settled while compiling. Not run: no such GPU."""
-    asked = []
+def test_hopper_kernels_are_chosen_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query of the device is resolved while compiling; the kernel itself needs a GPU."""
+    devices = []
 
     @torch.compiler.assume_constant_result
     def is_hopper(device: torch.device) -> bool:
-        asked.append(device)
+        devices.append(device)
         return True
 
     monkeypatch.setattr(attention, "_is_hopper", is_hopper)
     queries = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(3))
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(queries, queries, queries, None), attend(queries, queries, queries, None))
-    assert len(asked) == 2  # once while compiling, once without
+    assert len(devices) == 2  # once while compiling, once without
 
 
-def test_the_kind_of_device_is_asked_and_not_traced_as_pytorch_marks_it() -> None:
+def test_query_of_the_device_is_marked_as_constant_like_by_pytorch() -> None:
     def marked() -> None:
         """Nothing."""
 

@@ -12,10 +12,10 @@ from gristmill.train.optim.averaging import AveragedWeights
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
-def followed(values: list[float], bad: tuple[int, ...] = (), **settings: Any) -> float:
-    """The mean after a weight had these values after steps 1, 2, ..."""
+def average_of(values: list[float], bad: tuple[int, ...] = (), **settings: Any) -> float:
+    """Return the average of a weight with these values after steps 1, 2, ..."""
     model = nn.Linear(1, 1, bias=False)
-    model.weight.data.fill_(100.0)  # the untrained weight, which must be in no mean
+    model.weight.data.fill_(100.0)  # the untrained weight, which no average includes
     average = AveragedWeights(model, Average.model_validate(settings), len(values))
     for step, value in enumerate(values, start=1):
         model.weight.data.fill_(value)
@@ -23,26 +23,26 @@ def followed(values: list[float], bad: tuple[int, ...] = (), **settings: Any) ->
     return average.tensors()["weight"].item()
 
 
-def test_an_exponential_average_forgets_at_its_rate() -> None:
+def test_exponential_average_decays_at_its_rate() -> None:
     # 4, then 0.75 * 4 + 0.25 * 8 = 5, then 0.75 * 5 + 0.25 * 1 = 4
-    assert followed([4.0, 8.0, 1.0], kind="ema", decay=0.75) == 4.0
+    assert average_of([4.0, 8.0, 1.0], kind="ema", decay=0.75) == 4.0
 
 
-def test_the_plain_average_is_the_mean_since_the_start() -> None:
-    assert followed([9.0, 9.0, 1.0, 3.0, 8.0], kind="swa", start_fraction=0.4) == pytest.approx(4.0)
-    assert followed([1.0, 90.0, 3.0, 90.0], kind="swa", every=2, start_fraction=0.0) == 90.0
+def test_plain_average_is_the_mean_since_the_start() -> None:
+    assert average_of([9.0, 9.0, 1.0, 3.0, 8.0], kind="swa", start_fraction=0.4) == pytest.approx(4.0)
+    assert average_of([1.0, 90.0, 3.0, 90.0], kind="swa", every=2, start_fraction=0.0) == 90.0
 
 
-def test_steps_that_were_held_back_do_not_count() -> None:
-    assert followed([2.0, 2.0, 6.0], bad=(2,), kind="swa") == pytest.approx(4.0)
-    assert followed([4.0, 4.0, 8.0], bad=(2,), kind="ema", decay=0.75) == 5.0
+def test_skipped_steps_are_not_averaged() -> None:
+    assert average_of([2.0, 2.0, 6.0], bad=(2,), kind="swa") == pytest.approx(4.0)
+    assert average_of([4.0, 4.0, 8.0], bad=(2,), kind="ema", decay=0.75) == 5.0
 
 
-def test_until_averaging_starts_the_average_is_the_weights() -> None:
-    assert followed([7.0, 5.0], kind="ema", start_fraction=1.0) == 5.0
+def test_average_equals_the_weights_until_averaging_starts() -> None:
+    assert average_of([7.0, 5.0], kind="ema", start_fraction=1.0) == 5.0
 
 
-def test_the_model_gets_its_own_weights_back() -> None:
+def test_model_gets_its_weights_back() -> None:
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(1.0)
     average = AveragedWeights(model, Average(), 9)

@@ -1,4 +1,4 @@
-"""BERT's own shape: the same logits as transformers, from its files and back, and what it refuses."""
+"""BERT's shape: logits equal those of transformers, from its files and back, and unsupported settings are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gristmill.train.models.weights import WeightsError, check_model, load_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.planning.measured_step import _count
 from gristmill.train.stages.export import exported_tensors
-from tests.train.test_masked_rows import ENCODER, MASK, made_inputs
+from tests.train.test_masked_rows import ENCODER, MASK, make_inputs
 
 VOCAB, LENGTH = 100, 24
 SIZES = {
@@ -39,7 +39,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
-    return made_inputs(tmp_path_factory, texts, [MASK])
+    return make_inputs(tmp_path_factory, texts, [MASK])
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Any:
-    """transformers' model, with weights and biases large enough for a mistake to show in the logits."""
+def reference_model() -> Any:
+    """A model of transformers with weights and biases large enough for a mistake to show in the logits."""
     torch.manual_seed(1)
     model = BertForMaskedLM(BertConfig(**SIZES)).eval()
     with torch.no_grad():
@@ -62,12 +62,12 @@ def drawn_ids(rows: int, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(1, VOCAB, (rows, length), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_bert_of_transformers_gives_the_same_logits_here_and_after_its_export(theirs: Any, tmp_path: Path) -> None:
-    theirs.save_pretrained(tmp_path / "theirs")
-    assert check_model(tmp_path / "theirs", "encoder").bert
-    ours, ids = load_model(tmp_path / "theirs", kind="encoder"), drawn_ids(3)
+def test_logits_equal_those_of_transformers_here_and_after_export(reference_model: Any, tmp_path: Path) -> None:
+    reference_model.save_pretrained(tmp_path / "reference_model")
+    assert check_model(tmp_path / "reference_model", "encoder").bert
+    ours, ids = load_model(tmp_path / "reference_model", kind="encoder"), drawn_ids(3)
     with torch.no_grad():
-        expected = theirs(ids).logits
+        expected = reference_model(ids).logits
         torch.testing.assert_close(ours(ids), expected, atol=1e-5, rtol=1e-4)
     save_model(tmp_path / "ours", ours.shape, dict(ours.named_parameters()))
     assert read_shape(tmp_path / "ours") == ours.shape
@@ -75,54 +75,54 @@ def test_a_bert_of_transformers_gives_the_same_logits_here_and_after_its_export(
     write_json(exported / "config.json", hf_config(ours.shape, "float32", [0], 1))
     write_tensors(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
     with torch.no_grad():
-        back, report = AutoModelForMaskedLM.from_pretrained(exported, output_loading_info=True)
-        assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        assert torch.equal(back.eval()(ids).logits, expected)
+        reloaded, report = AutoModelForMaskedLM.from_pretrained(exported, output_loading_info=True)
+        assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert torch.equal(reloaded.eval()(ids).logits, expected)
 
 
-def test_documents_are_apart_with_positions_of_their_own_and_padding_is_seen_by_none(
-    theirs: Any, tmp_path: Path
-) -> None:
-    theirs.save_pretrained(tmp_path)
+def test_documents_are_separate_and_padding_is_masked(reference_model: Any, tmp_path: Path) -> None:
+    reference_model.save_pretrained(tmp_path)
     ours, ids = load_model(tmp_path, kind="encoder"), drawn_ids(1)
     positions = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
     with torch.no_grad():
-        found = ours(ids, positions=positions)
+        logits = ours(ids, positions=positions)
         for part in (slice(0, 10), slice(10, 19)):
-            torch.testing.assert_close(found[:, part], theirs(ids[:, part]).logits, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(logits[:, part], reference_model(ids[:, part]).logits, atol=1e-5, rtol=1e-4)
         padded = ours(ids, positions=torch.tensor([[*range(19), *[-1] * 5]]))
         mask = (torch.arange(LENGTH) < 19).long()[None]
         torch.testing.assert_close(
-            padded[:, :19], theirs(ids, attention_mask=mask).logits[:, :19], atol=1e-5, rtol=1e-4
+            padded[:, :19], reference_model(ids, attention_mask=mask).logits[:, :19], atol=1e-5, rtol=1e-4
         )
-    with pytest.raises(ValueError, match="a row of 25 tokens is longer than the 24 positions"):
+    with pytest.raises(ValueError, match=r"25 tokens .* 24 positions"):
         ours(drawn_ids(1, 25))
 
 
-def test_a_trained_one_is_exported_measured_and_trained_on(
+def test_trained_bert_is_exported_evaluated_and_trained_further(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, {**config, "steps": 3}, tmp_path / "run")
     run_stage("export", {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"}, {}, tmp_path / "out")
     folder = tmp_path / "out" / "data"
-    theirs, told = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
-    assert isinstance(theirs, BertForMaskedLM)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert theirs.config.layer_norm_eps == 1e-12
+    reference_model, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert isinstance(reference_model, BertForMaskedLM)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert reference_model.config.layer_norm_eps == 1e-12
     rows = torch.from_numpy(PackedSet(inputs["mix"]).read(np.arange(4)).astype(np.int64))
     for ours in (load_model(tmp_path / "run" / "data" / "model", kind="encoder"), load_model(folder, kind="encoder")):
         with torch.no_grad():
-            torch.testing.assert_close(ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5)
-        assert ours.shape.parameters == sum(one.numel() for one in ours.parameters())
-    bias = theirs.cls.predictions.bias
+            torch.testing.assert_close(ours(rows), reference_model.eval()(rows).logits, atol=1e-5, rtol=1e-5)
+        assert ours.shape.parameters == sum(parameter.numel() for parameter in ours.parameters())
+    bias = reference_model.cls.predictions.bias
     assert bias.shape == (ours.shape.vocab_size,)
     assert bias.abs().max() > 0
     assert "A bert encoder" in (folder / "README.md").read_text()
-    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "eval")
-    for measured in found["models"]["pretrain"]["sources"].values():
-        assert 1 < measured["pseudo_perplexity"] < 10 * ours.shape.vocab_size
-    with pytest.raises(WeightsError, match="is an encoder, which fills in masked tokens and cannot write text"):
+    evaluation = run_stage(
+        "evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "eval"
+    )
+    for measures in evaluation["models"]["pretrain"]["sources"].values():
+        assert 1 < measures["pseudo_perplexity"] < 10 * ours.shape.vocab_size
+    with pytest.raises(WeightsError, match="is an encoder"):
         load_model(folder)
     again = {**config, "model": {"init_from": str(folder)}, "masked": {}, "optimizer": {"learning_rate": 1e-9}}
     run_stage("pretrain", inputs, {**again, "steps": 1}, tmp_path / "again")
@@ -131,45 +131,47 @@ def test_a_trained_one_is_exported_measured_and_trained_on(
         assert torch.allclose(after[name], tensor, atol=1e-6), name
 
 
-def test_rows_longer_than_its_positions_are_refused(
-    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], theirs: Any, tmp_path: Path
+def test_rows_longer_than_the_positions_are_rejected(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], reference_model: Any, tmp_path: Path
 ) -> None:
-    """The set's rows have 32 tokens, and 400 ids."""
+    """Rows of the set have 32 tokens, and 400 ids."""
     wide = BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": 400}))
-    wide.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(WeightsError, match="has 24 learned positions, but rows have 32 tokens"):
+    wide.save_pretrained(tmp_path / "reference_model")
+    with pytest.raises(WeightsError, match=r"24 learned positions.* 32 tokens"):
         run_stage(
             "pretrain",
             inputs,
-            {**config, "masked": {}, "model": {"init_from": str(tmp_path / "theirs")}},
+            {**config, "masked": {}, "model": {"init_from": str(tmp_path / "reference_model")}},
             tmp_path / "run",
         )
 
 
-def test_forgotten_activations_change_no_gradient_and_plan_counts_what_is_computed() -> None:
+def test_checkpointing_keeps_gradients_and_flops_match_the_count() -> None:
     section = Pretrain.model_validate(
         {"steps": 1, "masked": {"shape": "bert"}, "model": {"layers": 2, "width": 64, "heads": 4}}
     )
     shape = shape_to_train(section, 256, 128)
     assert (shape.bert, shape.ffn_width) == (True, 256)
     assert shape_from_json(shape_to_json(shape)) == shape
-    model, ids, found = Bert(shape), torch.randint(0, 256, (2, 128)), []
+    model, ids, gradients = Bert(shape), torch.randint(0, 256, (2, 128)), []
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    for forgotten in ("off", "full"):
-        configure(model, Compute.model_validate({"activation_checkpointing": forgotten}))
+    for checkpointing in ("off", "full"):
+        configure(model, Compute.model_validate({"activation_checkpointing": checkpointing}))
         model.zero_grad()
         model(ids).square().mean().backward()
-        found.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
-    assert torch.equal(*found)
-    assert (found[0] != 0).float().mean() > 0.9
-    counted, _ = _count(Bert(shape), ids)
-    assert flops_per_token(shape, 128).whole * ids.numel() == pytest.approx(counted, rel=0.05)
+        gradients.append(
+            torch.cat([parameter_.grad.flatten() for parameter_ in model.parameters() if parameter_.grad is not None])
+        )
+    assert torch.equal(*gradients)
+    assert (gradients[0] != 0).float().mean() > 0.9
+    num_flops, _ = _count(Bert(shape), ids)
+    assert flops_per_token(shape, 128).whole * ids.numel() == pytest.approx(num_flops, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"type_vocab_size": 1}, "type_vocab_size"),
@@ -179,25 +181,23 @@ def test_forgotten_activations_change_no_gradient_and_plan_counts_what_is_comput
         ({"hidden_size": None}, "has no hidden_size"),
     ],
 )
-def test_a_bert_that_computes_something_else_is_refused_by_the_name_of_its_key(
-    change: dict[str, Any], named: str
-) -> None:
+def test_unsupported_bert_config_is_rejected_by_key(change: dict[str, Any], message: str) -> None:
     config = {"model_type": "bert", **SIZES}
     assert shape_from_hf(config).norm_eps == 1e-12
-    with pytest.raises(UnknownArchitectureError, match=named):
+    with pytest.raises(UnknownArchitectureError, match=message):
         shape_from_hf({**config, **change})
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"rope_theta": 500.0}, "rope_theta has no effect on the BERT that `masked` trains"),
-        ({"tied_embeddings": False}, "tied_embeddings has no effect on the BERT"),
-        ({"qk_norm": True}, "qk_norm has no effect on the BERT"),
-        ({"init_from": "folder"}, "config.json decides masked.shape; remove it"),
+        ({"rope_theta": 500.0}, "rope_theta"),
+        ({"tied_embeddings": False}, "tied_embeddings"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"init_from": "folder"}, "masked.shape"),
     ],
 )
-def test_what_it_does_not_have_is_refused_before_any_work(
+def test_model_key_that_bert_lacks_is_rejected_before_any_work(
     stage_config: Any, model: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):

@@ -1,8 +1,9 @@
-"""Callbacks of a training: what they see, how they end it, and what becomes of those that are wrong."""
+"""Callbacks of a training: their arguments, their effects, and errors of wrong ones."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,18 +24,18 @@ import json
 class Watch:
     def __init__(self, path, stop=None):
         self.path, self.stop = path, stop
-    def tell(self, event, metrics):
-        found = {k: v for k, v in metrics.items() if isinstance(v, (int, float, str, type(None)))}
+    def record(self, event, metrics):
+        plain = {k: v for k, v in metrics.items() if isinstance(v, (int, float, str, type(None)))}
         with open(self.path, "a") as sink:
-            sink.write(json.dumps({"event": event, **found}) + chr(10))
+            sink.write(json.dumps({"event": event, **plain}) + chr(10))
     def after_step(self, metrics):
-        self.tell("step", metrics)
+        self.record("step", metrics)
         if metrics["step"] == self.stop:
             return "enough of it"
     def after_validation(self, metrics):
-        self.tell("validation", metrics)
+        self.record("validation", metrics)
     def on_checkpoint(self, metrics):
-        self.tell("checkpoint", metrics)
+        self.record("checkpoint", metrics)
 """
 COUNT = """
 class Count:
@@ -54,13 +55,15 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def with_callback(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
-    """The settings of a pre-training with one callback from hooks.py: (source, name, options, ...) -> settings."""
+    """Settings of a pre-training with one callback from hooks.py: (source, name, options, ...) -> settings."""
 
-    def configured(source: str, name: str, options: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    def configured(
+        source: str, name: str, options: dict[str, Any] | None = None, **callback_keys: Any
+    ) -> dict[str, Any]:
         (tmp_path / "hooks.py").write_text(source)
-        callback = {"use": f"./hooks.py:{name}", "with": options or {}, **more}
-        found: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, "callbacks": [callback]})
-        return found
+        callback = {"use": f"./hooks.py:{name}", "with": options or {}, **callback_keys}
+        config: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, "callbacks": [callback]})
+        return config
 
     return configured
 
@@ -69,18 +72,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_callback_sees_every_step_validation_and_checkpoint_and_ends_the_training(
+def test_callback_sees_every_event_and_ends_the_training(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     config = with_callback(WATCH, "Watch", {"path": str(tmp_path / "seen"), "stop": 7})
     shutil.rmtree(tmp_path / "manifest", ignore_errors=True)
-    (tmp_path / "hooks.py").unlink()  # the stage has it by value
-    told: list[dict[str, Any]] = []
-    summary = run_stage("pretrain", inputs, config, tmp_path / "run", checkpoint_every=4, emit=told.append)
+    (tmp_path / "hooks.py").unlink()  # the stage has the code by value
+    emitted: list[dict[str, Any]] = []
+    summary = run_stage("pretrain", inputs, config, tmp_path / "run", checkpoint_every=4, emit=emitted.append)
     assert (summary["steps"], summary["stopped_early"]) == (7, True)
     assert summary["stopped_by"] == {"callback": "hooks:Watch", "step": 7, "reason": "enough of it"}
-    seen = lines(tmp_path / "seen")
-    assert [(one["event"], one["step"]) for one in seen] == [
+    calls = lines(tmp_path / "seen")
+    assert [(call["event"], call["step"]) for call in calls] == [
         *(("step", step) for step in (1, 2, 3, 4)),
         ("checkpoint", 4),
         *(("step", step) for step in (5, 6)),
@@ -88,30 +91,29 @@ def test_a_callback_sees_every_step_validation_and_checkpoint_and_ends_the_train
         ("step", 7),
         ("checkpoint", 7),
     ]
-    assert [Path(one["path"]).name for one in seen if one["event"] == "checkpoint"] == [
+    assert [Path(call["path"]).name for call in calls if call["event"] == "checkpoint"] == [
         "step-00000004",
         "step-00000007",
     ]
-    recorded = {one["step"]: one for one in lines(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in one}
-    assert sorted(recorded) == list(range(1, 8))
-    for one in seen:
-        if one["event"] == "step":  # of a single step, where every step is logged
-            assert one["loss"] == pytest.approx(recorded[one["step"]]["loss"], rel=1e-6)
-            assert one["learning_rate"] == recorded[one["step"]]["learning_rate"]
-            assert one["grad_norm"] == pytest.approx(recorded[one["step"]]["grad_norm"], rel=1e-6)
-            assert one["tokens"] == recorded[one["step"]]["tokens"]
-    measured = summary["validation"]
-    total = sum(one["tokens"] for one in measured.values())
-    (validated,) = (one for one in seen if one["event"] == "validation")
+    logged = {call["step"]: call for call in lines(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in call}
+    assert sorted(logged) == list(range(1, 8))
+    for call in calls:
+        if call["event"] == "step":  # the mean of one step, since every step is logged
+            assert call["loss"] == pytest.approx(logged[call["step"]]["loss"], rel=1e-6)
+            assert call["learning_rate"] == logged[call["step"]]["learning_rate"]
+            assert call["grad_norm"] == pytest.approx(logged[call["step"]]["grad_norm"], rel=1e-6)
+            assert call["tokens"] == logged[call["step"]]["tokens"]
+    validation = summary["validation"]
+    total = sum(call["tokens"] for call in validation.values())
+    (validated,) = (call for call in calls if call["event"] == "validation")
     assert validated["validation_loss"] == pytest.approx(
-        sum(one["loss"] * one["tokens"] for one in measured.values()) / total
+        sum(call["loss"] * call["tokens"] for call in validation.values()) / total
     )
-    assert [one["message"] for one in told if one["event"] == "warning"] == [
-        "pretrain: hooks:Watch ended the training after step 7 of 12: enough of it"
-    ]
+    (warning,) = (event["message"] for event in emitted if event["event"] == "warning")
+    assert re.search("pretrain: hooks:Watch .* step 7 of 12: enough of it", warning)
 
 
-def test_a_training_that_only_is_watched_has_the_bits_of_one_that_is_not(
+def test_observing_callback_changes_no_bit(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     config = with_callback(WATCH, "Watch", {"path": str(tmp_path / "seen")})
@@ -123,7 +125,7 @@ def test_a_training_that_only_is_watched_has_the_bits_of_one_that_is_not(
 
 
 @pytest.mark.slow
-def test_a_callback_that_keeps_its_state_stops_a_resumed_training_where_it_would_have_stopped(
+def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = with_callback(COUNT, "Count")
@@ -135,11 +137,11 @@ def test_a_callback_that_keeps_its_state_stops_a_resumed_training_where_it_would
             torch.distributed.destroy_process_group()
     summary = run_stage("pretrain", inputs, config, tmp_path / "run")
     assert summary["stopped_by"] == {"callback": "hooks:Count", "step": 9, "reason": "seen nine"}
-    again = run_stage("pretrain", inputs, config, tmp_path / "run")  # killed behind the stop, before the commit
+    again = run_stage("pretrain", inputs, config, tmp_path / "run")  # as if killed between the stop and the commit
     assert (again["steps"], again["stopped_by"]) == (9, summary["stopped_by"])
 
 
-def test_a_training_that_was_stopped_continues_with_another_callback(
+def test_stopped_training_continues_with_another_callback(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, with_callback(COUNT, "Count"), tmp_path / "first")
@@ -162,19 +164,19 @@ class Scale:
 """
 
 
-def test_a_callback_scales_the_learning_rate_and_a_resumed_training_has_what_it_did(
+def test_callback_scales_the_learning_rate_also_after_a_resume(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The second attempt begins at step 4, and its callback would leave the rate of step 6 as it is."""
+    """The second attempt starts at step 4, and its callback would not scale the rate of step 6."""
     config = with_callback(SCALE, "Scale", {"folder": str(tmp_path)})
-    whole = run_stage("pretrain", inputs, config, tmp_path / "whole")
-    assert whole["scaled_by"] == [
+    uninterrupted = run_stage("pretrain", inputs, config, tmp_path / "whole")
+    assert uninterrupted["scaled_by"] == [
         {"callback": "hooks:Scale", "step": 5, "learning_rate_scale": 0.25, "reason": "large gradients"},
         {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""},
     ]
     plain = scheduled({**config, "callbacks": []})
-    recorded = lines(tmp_path / "whole" / "data" / "metrics.jsonl")
-    rates = {line["step"]: line["learning_rate"] for line in recorded if "learning_rate" in line}
+    logged = lines(tmp_path / "whole" / "data" / "metrics.jsonl")
+    rates = {line["step"]: line["learning_rate"] for line in logged if "learning_rate" in line}
     assert rates == {step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5) for step in range(1, 13)}
     (tmp_path / "fails").touch()
     with pytest.raises(OwnCodeError, match="out of memory"):
@@ -182,15 +184,15 @@ def test_a_callback_scales_the_learning_rate_and_a_resumed_training_has_what_it_
     torch.distributed.destroy_process_group()
     (tmp_path / "fails").unlink()
     (tmp_path / "second").touch()
-    assert run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"] == whole["scaled_by"]
+    assert run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"] == uninterrupted["scaled_by"]
     weights = Path("data", "model", "model.safetensors")
     assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
-    told = [
+    callback_lines = [
         [line for line in lines(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
         for name in ("whole", "again")
     ]
-    assert told[0] == told[1]
-    assert told[0][0] == {
+    assert callback_lines[0] == callback_lines[1]
+    assert callback_lines[0][0] == {
         "step": 5,
         "callback": {"callback": "hooks:Scale", "learning_rate_scale": 0.25, "reason": "large gradients"},
     }
@@ -215,28 +217,28 @@ def test_two_ranks_stop_at_the_same_step(with_callback: Any, inputs: dict[str, P
 
 
 @pytest.mark.parallel
-def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
+def test_exception_in_a_callback_ends_both_ranks_with_its_message(
     with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     config = with_callback("def stop(metrics):\n    if metrics['step'] == 6: metrics['nothing']\n", "stop")
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) != 0
-    said = json.loads((tmp_path / "two" / "work" / "error.json").read_text())["message"]
-    assert said == "hooks:stop failed: KeyError: 'nothing' (hooks.py, line 2)"
+    message = json.loads((tmp_path / "two" / "work" / "error.json").read_text())["message"]
+    assert message == "hooks:stop failed: KeyError: 'nothing' (hooks.py, line 2)"
     assert (tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "says"),
+    ("source", "options", "message"),
     [
         (
             "def stop(metrics): ...",
             {"at": 3},
-            r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\) and",
+            r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\)",
         ),
         ("def stop(): ...", {}, r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)"),
-        ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop has none of the methods after_step, after_validation"),
+        ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop .*after_step, after_validation"),
         ("class stop:\n    def after_step(self): ...", {}, r"stop.after_step\(\) cannot be called with \(metrics\)"),
         (
             "class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...",
@@ -244,13 +246,13 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
             r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)",
         ),
         ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
-        ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, a text"),
+        ("def stop(metrics): return True", {}, r"line 1: stop returned True after step"),
         (
             "def stop(metrics): return {'learning_rate_scale': -1}",
             {},
             r"returned \{'learning_rate_scale': -1\} after step",
         ),
-        ("def stop(metrics): return {'scale': 2}", {}, r"with a finite factor above 0"),
+        ("def stop(metrics): return {'scale': 2}", {}, "learning_rate_scale"),
         (
             "def stop(metrics): metrics['loss'] = 0",
             {},
@@ -266,7 +268,7 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
         (
             "class stop:\n    def on_checkpoint(self, metrics): return 'enough'",
             {},
-            r"stop returned 'enough' on a checkpoint, but how often one is saved may not change a result",
+            r"stop returned 'enough' on a checkpoint",
         ),
         (
             "class stop:\n    def after_step(self, m): ...\n    def state_dict(self): return {1, 2}\n"
@@ -276,16 +278,16 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
         ),
     ],
 )
-def test_a_wrong_callback_ends_the_training_with_a_sentence(
+def test_wrong_callback_ends_the_training_with_file_and_line(
     run_stage: Any,
     with_callback: Any,
     inputs: dict[str, Path],
     tmp_path: Path,
     source: str,
     options: dict[str, Any],
-    says: str,
+    message: str,
 ) -> None:
-    with pytest.raises((ValueError, ManifestError), match=says):
+    with pytest.raises((ValueError, ManifestError), match=message):
         run_stage(
             "pretrain",
             inputs,
@@ -294,7 +296,7 @@ def test_a_wrong_callback_ends_the_training_with_a_sentence(
         )
 
 
-def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those_without(
+def test_recipe_includes_callbacks_and_the_intervals_that_they_see(
     with_callback: Any, stage_config: Any, pretrain_config: dict[str, Any]
 ) -> None:
     first = with_callback(STOP, "stop", {"at": 5})
@@ -321,7 +323,7 @@ def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "reward", "dpo", "rl"])
-def test_every_training_is_given_its_callbacks(stage_config: Any, tmp_path: Path, stage: str) -> None:
+def test_every_training_stage_has_its_callbacks(stage_config: Any, tmp_path: Path, stage: str) -> None:
     (tmp_path / "hooks.py").write_text(STOP)
     (tmp_path / "data.jsonl").write_text("{}\n")
     data = {} if stage == "pretrain" else {"data": [{"path": "data.jsonl"}]}
@@ -336,7 +338,7 @@ def test_every_training_is_given_its_callbacks(stage_config: Any, tmp_path: Path
     )
 
 
-def test_a_tuning_is_ended_by_a_callback(
+def test_callback_ends_a_tuning(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "chats.jsonl").write_text(

@@ -34,22 +34,16 @@ def chat(tokenizer_folder: Path) -> Chat:
     return Chat(tokenizer_folder)
 
 
-def test_exactly_the_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
-    one = conversation(chat.encode(TURNS), 1, 1000, "id")
-    assert one is not None
-    assert decoded_mask(chat, one) == [
+def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
+    example = conversation(chat.encode(TURNS), 1, 1000, "id")
+    assert example is not None
+    assert decoded_mask(chat, example) == [
         ("<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\n", False),
         ("It wraps text.<|end|>", True),
         ("\n<|user|>\nSure?<|end|>\n<|assistant|>\n", False),
         (" Yes.<|end|>", True),
         ("\n", False),
     ]
-
-
-def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt(chat: Chat) -> None:
-    one = conversation(chat.encode(TURNS), 2, 1000, "id")
-    assert one is not None
-    assert [text for text, trained in decoded_mask(chat, one) if trained] == [" Yes.<|end|>"]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +60,9 @@ def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt
         ),
     ],
 )
-def test_a_manifest_chooses_whose_tokens_are_trained(chat: Chat, train_on: Any, trained: list[str]) -> None:
-    (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, train_on)
-    assert [text for text, is_trained in decoded_mask(chat, one) if is_trained] == trained
+def test_train_on_selects_the_trained_turns(chat: Chat, train_on: Any, trained: list[str]) -> None:
+    (example,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, train_on)
+    assert [text for text, is_trained in decoded_mask(chat, example) if is_trained] == trained
     assert counts["end_of_turn_share"] == 1.0
 
 
@@ -82,9 +76,9 @@ WITH_TOOLS = [
 ]
 
 
-def test_calls_of_tools_are_trained_and_their_answers_are_not(chat: Chat) -> None:
-    (one,), _ = prepare_conversations([{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000)
-    assert decoded_mask(chat, one) == [
+def test_tool_calls_are_trained_and_tool_responses_are_not(chat: Chat) -> None:
+    (example,), _ = prepare_conversations([{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000)
+    assert decoded_mask(chat, example) == [
         (
             '<|system|>\nTools: [{"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"'
             "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n",
@@ -97,19 +91,19 @@ def test_calls_of_tools_are_trained_and_their_answers_are_not(chat: Chat) -> Non
     ]
 
 
-@pytest.mark.parametrize("messages", [WITH_TOOLS, [TURNS[0], *WITH_TOOLS]])
-def test_tools_are_written_as_transformers_writes_them(chat: Chat, messages: list[Any]) -> None:
+@pytest.mark.parametrize(("messages", "tools"), [(TURNS, []), (WITH_TOOLS, [TOOL]), ([TURNS[0], *WITH_TOOLS], [TOOL])])
+def test_ids_and_mask_equal_those_of_transformers(chat: Chat, messages: list[Any], tools: list[Any]) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(chat.folder).apply_chat_template(
-        messages, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
+        messages, tools=tools or None, return_dict=True, return_assistant_tokens_mask=True
     )
-    ours = chat.encode(messages, tools=[TOOL])
+    ours = chat.encode(messages, tools=tools)
     assert ours.ids.tolist() == theirs["input_ids"]
     assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
 
 
-def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_them(chat: Chat) -> None:
+def test_preference_prompts_have_the_tools_as_in_transformers(chat: Chat) -> None:
     from transformers import AutoTokenizer
 
     peer = AutoTokenizer.from_pretrained(chat.folder)
@@ -118,7 +112,7 @@ def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_th
     labelled, _ = prepare_answers(
         [{"id": "a", "prompt": prompt, "completion": answers["chosen"], "label": True, "tools": [TOOL]}], chat, 1000
     )
-    for found, answer in (
+    for example, answer in (
         (pairs[0].chosen, "chosen"),
         (pairs[0].rejected, "rejected"),
         (labelled[0].conversation, "chosen"),
@@ -126,9 +120,9 @@ def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_th
         theirs = peer.apply_chat_template(
             [*prompt, *answers[answer]], tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
         )
-        assert found.ids.tolist() == theirs["input_ids"]
-        assert found.trained.astype(int).tolist() == theirs["assistant_masks"]
-        assert '"weather"' in chat.decode(found.ids[: int(found.trained.argmax())].tolist())
+        assert example.ids.tolist() == theirs["input_ids"]
+        assert example.trained.astype(int).tolist() == theirs["assistant_masks"]
+        assert '"weather"' in chat.decode(example.ids[: int(example.trained.argmax())].tolist())
 
 
 PLAIN_TEMPLATE = (
@@ -159,21 +153,21 @@ def templated(chat: Chat, tmp_path: Path) -> Any:
     [
         (WITH_TOOLS, [], "the call of 'weather' in message 2"),
         (TURNS, [TOOL], "the tool 'weather'"),
-        # The words of the user hold all that the template leaves out.
+        # The user's words contain everything that the template leaves out.
         (ADDING, [], "the call of 'add' in message 2"),
         ([SAYS_ADD, TURNS[2]], [ADD_TOOL], "the tool 'add'"),
         ([SAYS_ADD, {**TURNS[2], "reasoning_content": "add"}], [], "the reasoning_content of message 2"),
         ([{**SAYS_ADD, "name": "user"}, TURNS[2]], [], "the name of message 1"),
     ],
 )
-def test_a_template_that_leaves_out_content_is_refused(
+def test_template_that_leaves_out_content_is_rejected(
     templated: Any, messages: list[Any], tools: list[Any], left_out: str
 ) -> None:
     with pytest.raises(ContentLeftOutError, match=left_out):
         templated(PLAIN_TEMPLATE).encode(messages, tools=tools)
 
 
-def test_every_part_of_a_call_and_of_a_tool_is_looked_for(templated: Any) -> None:
+def test_template_must_write_every_part_of_calls_and_tools(templated: Any) -> None:
     name = "{%- for call in m.tool_calls or [] -%}{{- call.function.name -}}{%- endfor -%}"
     loop = "{%- for m in messages -%}{{- m.role + m.content -}}" + name + "{%- endfor -%}"
     with pytest.raises(ContentLeftOutError, match="the arguments of the call of 'add'"):
@@ -183,14 +177,14 @@ def test_every_part_of_a_call_and_of_a_tool_is_looked_for(templated: Any) -> Non
         templated(described).encode(TURNS, tools=[ADD_TOOL])
 
 
-def test_a_template_that_cuts_reasoning_off_is_refused(templated: Any) -> None:
+def test_template_that_cuts_reasoning_off_is_rejected(templated: Any) -> None:
     thinking = {"role": "assistant", "content": "<think>It is add.</think>add"}
     cutting = "{%- for m in messages -%}{{- m.role + m.content.split('</think>')[-1] -}}{%- endfor -%}"
     with pytest.raises(ContentLeftOutError, match="the reasoning in the content of message 2"):
         templated(cutting).encode([SAYS_ADD, thinking])
 
 
-def test_reasoning_and_names_that_a_template_writes_are_kept(templated: Any) -> None:
+def test_template_may_write_reasoning_and_names(templated: Any) -> None:
     writing = (
         "{%- for m in messages -%}{{- m.role + '(' + (m.name or '') + ')' + (m.thinking or '') + m.content -}}"
         "{%- endfor -%}"
@@ -200,22 +194,12 @@ def test_reasoning_and_names_that_a_template_writes_are_kept(templated: Any) -> 
     assert text == f"user(Ann){SAYS_ADD['content']}assistant()Hm.{TURNS[2]['content']}"
 
 
-def test_the_name_of_a_tool_that_answers_its_call_need_not_be_written(chat: Chat) -> None:
+def test_template_may_leave_out_the_name_of_a_responding_tool(chat: Chat) -> None:
     answered = [*WITH_TOOLS[:2], {**WITH_TOOLS[2], "name": "weather", "tool_call_id": "1"}, WITH_TOOLS[3]]
     assert chat.encode(answered, tools=[TOOL]).ids.tolist() == chat.encode(WITH_TOOLS, tools=[TOOL]).ids.tolist()
 
 
-def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
-    from transformers import AutoTokenizer
-
-    peer = AutoTokenizer.from_pretrained(chat.folder)
-    theirs = peer.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=True)
-    ours = chat.encode(TURNS)
-    assert ours.ids.tolist() == theirs["input_ids"]
-    assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
-
-
-def test_a_turn_of_weight_0_is_context_alone_and_an_open_end_costs_nothing(chat: Chat) -> None:
+def test_untrained_turns_and_a_final_user_turn_are_context(chat: Chat) -> None:
     messages = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "no", "trained": False},
@@ -223,41 +207,41 @@ def test_a_turn_of_weight_0_is_context_alone_and_an_open_end_costs_nothing(chat:
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "thanks"},
     ]
-    (found,), counts = prepare_conversations([{"id": "a", "messages": messages}], chat, 500)
-    assert [text for text, trained in decoded_mask(chat, found) if trained] == ["yes<|end|>"]
+    (example,), counts = prepare_conversations([{"id": "a", "messages": messages}], chat, 500)
+    assert [text for text, trained in decoded_mask(chat, example) if trained] == ["yes<|end|>"]
     assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (1, 1, 1.0)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_a_prompt_has_the_same_ids_in_training_and_in_generation(chat: Chat, question: str, answer: str) -> None:
+def test_prompt_has_the_same_ids_in_training_and_generation(chat: Chat, question: str, answer: str) -> None:
     messages = [{"role": "user", "content": question}]
     prompt = chat.encode(messages, prompt=True).ids.tolist()
-    whole = chat.encode([*messages, {"role": "assistant", "content": answer}])
-    assert whole.ids[: len(prompt)].tolist() == prompt
-    assert whole.turns[: len(prompt)].tolist() == [0] * len(prompt)
-    assert whole.turns[len(prompt)] == 1
-    trained = whole.ids[whole.turns == 1].tolist()
+    conversation_ = chat.encode([*messages, {"role": "assistant", "content": answer}])
+    assert conversation_.ids[: len(prompt)].tolist() == prompt
+    assert conversation_.turns[: len(prompt)].tolist() == [0] * len(prompt)
+    assert conversation_.turns[len(prompt)] == 1
+    trained = conversation_.ids[conversation_.turns == 1].tolist()
     assert chat.decode(trained, special=True) == answer + "<|end|>"
 
 
 @pytest.mark.parametrize("text", ["<|end|>", "a <|assistant|>\nb", "\x00<generation>\x00"])
-def test_text_that_spells_a_special_token_is_refused(chat: Chat, text: str) -> None:
+def test_content_spelling_a_special_token_is_rejected(chat: Chat, text: str) -> None:
     with pytest.raises(ChatError, match="content holds"):
         chat.encode([{"role": "user", "content": text}])
 
 
-def test_answers_stop_at_the_end_of_turn_or_of_text(chat: Chat) -> None:
+def test_generation_stops_at_the_end_of_turn_or_text(chat: Chat) -> None:
     assert chat.stops == {0, 5}
     assert chat.pad == 1
 
 
-def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ChatError, match=r"no chat_template\.jinja; .* remove `sft:` and `dpo:`"):
+def test_tokenizer_without_a_template_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match=r"chat_template\.jinja; .*`sft:` and `dpo:`"):
         Chat(tmp_path)
 
 
-def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
+def test_truncated_dropped_and_unrenderable_examples_are_counted(chat: Chat) -> None:
     examples = [
         {"id": "whole", "messages": TURNS[1:3]},
         {"id": "cut", "messages": [TURNS[1], {"role": "assistant", "content": "word " * 40}]},
@@ -272,17 +256,17 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
         1,
         1,
     )
-    assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is a special token": 1}
-    assert why_left_out(counts) == ("1 too long, 1 not rendered: content holds '<|end|>', which is a special token (1)")
-    assert why_left_out({**counts, "unrenderable": 0, "unrenderable_reasons": {}}) == "1 too long, 0 not rendered"
+    ((reason, number),) = counts["unrenderable_reasons"].items()
+    assert ("'<|end|>'" in reason, number) == (True, 1)
+    assert why_left_out(counts) == f"1 too long, 1 not rendered: {reason} (1)"
     assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5
-    assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)
+    assert counts["trained_tokens"] == sum(example.trained.sum() for example in used)
     assert counts["trained_share"] + counts["masked_share"] == pytest.approx(1.0)
-    assert [len(one.ids) for one in used][1] == 40
+    assert [len(example.ids) for example in used][1] == 40
 
 
-def test_rows_are_padded_on_the_right_no_longer_than_needed(chat: Chat) -> None:
+def test_rows_are_padded_on_the_right_to_the_needed_length(chat: Chat) -> None:
     used, _ = prepare_conversations([{"id": "a", "messages": TURNS[1:3]}, {"id": "b", "messages": TURNS}], chat, 1000)
     ids, trained = padded(used, chat.pad, 1000)
     assert ids.shape == trained.shape == (2, 64)

@@ -32,7 +32,7 @@ GOOD = torch.tensor(False)
 
 
 class Training:
-    """A model that only ever subtracts from its weights."""
+    """A model whose gradients are always one."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Training:
     def save(self, step: int) -> None:
         self.checkpoints.save(step, self.tensors, {"digest": str(step)})
 
-    def saved(self, step: int) -> None:
+    def save_now(self, step: int) -> None:
         self.save(step)
         self.checkpoints.join()
 
@@ -70,17 +70,17 @@ class Training:
         return [gathered(parameter).clone() for parameter in self.model.parameters()]
 
 
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+def equal_weights(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(
     "kind", ["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
 )
-def test_a_checkpoint_holds_all_that_the_next_step_depends_on_and_later_steps_do_not_reach_it(
+def test_checkpoint_has_all_that_the_next_step_needs_and_is_isolated_from_later_steps(
     one_process: None, tiny_shape: Shape, tmp_path: Path, kind: OptimizerKind
 ) -> None:
-    """The next step is made while the checkpoint is still being written."""
+    """The next step runs while the checkpoint is still being written."""
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     with process_group() as world:
@@ -94,22 +94,22 @@ def test_a_checkpoint_holds_all_that_the_next_step_depends_on_and_later_steps_do
         assert resumed.load() == (2, {"digest": "2"})
         assert resumed.tensors["window"].tolist() == [2.0] * 3
         resumed.step()  # moments and step counts decide this one
-        assert same(resumed.weights(), training.weights())
+        assert equal_weights(resumed.weights(), training.weights())
 
 
-def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_removed(
+def test_newest_complete_checkpoint_is_loaded_and_torn_ones_are_removed(
     one_process: None, tiny_shape: Shape, tmp_path: Path
 ) -> None:
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=4))
         for step in (1, 2, 3, 4):
             training.step()
-            training.saved(step)
+            training.save_now(step)
         (step_folder(tmp_path, 4) / MARKER).unlink()  # the kill came before the marker
         shard = next(step_folder(tmp_path, 3).glob("*.distcp"))
         shard.write_bytes(shard.read_bytes()[:-1])  # the disk lost a byte
-        found = training.load()
-    assert found == (2, {"digest": "2"})
+        loaded = training.load()
+    assert loaded == (2, {"digest": "2"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
@@ -121,7 +121,7 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_removed(
         RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5"),
     ],
 )
-def test_a_disk_that_is_full_is_an_error_of_its_own_kind(
+def test_full_disk_raises_oserror(
     one_process: None,
     tiny_shape: Shape,
     tmp_path: Path,
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_is_an_error_of_its_own_kind(
     kind: OptimizerKind,
     error: Exception,
 ) -> None:
-    """torch wraps it into one that is no Exception, which ended a rank without a word."""
+    """torch wraps the error into one that does not derive from Exception."""
     from torch.distributed.checkpoint import filesystem
 
     if kind == "adamw8bit":
@@ -144,18 +144,16 @@ def test_a_disk_that_is_full_is_an_error_of_its_own_kind(
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path, kind)
         with pytest.raises(OSError, match="No space left on device"):
-            training.saved(1)
+            training.save_now(1)
     assert complete_steps(tmp_path) == []
 
 
-def test_a_flipped_bit_makes_the_next_older_checkpoint_the_newest_with_a_warning(
-    one_process: None, tiny_shape: Shape, tmp_path: Path
-) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path)
         for step in (1, 2):
             training.step()
-            training.saved(step)
+            training.save_now(step)
         shard = next(step_folder(tmp_path, 2).glob("*.distcp"))
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 1
@@ -163,11 +161,11 @@ def test_a_flipped_bit_makes_the_next_older_checkpoint_the_newest_with_a_warning
         assert is_complete(step_folder(tmp_path, 2))  # by names and sizes
         assert training.load() == (1, {"digest": "1"})
     (warning,) = training.warnings
-    assert f"step-00000002 is damaged: {shard.name} differ from the checksums" in warning
+    assert f"step-00000002 is damaged: {shard.name}" in warning
     assert not step_folder(tmp_path, 2).exists()
 
 
-def test_what_a_save_raises_is_raised_where_it_is_joined(
+def test_error_of_a_save_is_raised_on_join(
     one_process: None, tiny_shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> str:
@@ -182,17 +180,17 @@ def test_what_a_save_raises_is_raised_where_it_is_joined(
     assert complete_steps(tmp_path) == []
 
 
-def test_the_newest_few_are_kept(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=2))
         for step in (5, 10, 100):
             training.step()
-            training.saved(step)
+            training.save_now(step)
     assert complete_steps(tmp_path) == [10, 100]
     assert not step_folder(tmp_path, 5).exists()
 
 
-def test_permanent_ones_and_two_to_roll_back_to_stay_beside_the_newest() -> None:
+def test_permanent_and_rollback_checkpoints_are_kept_too() -> None:
     steps = [10, 20, 30, 40, 50, 60, 70]
     assert outdated(steps, Keeping(2)) == [10, 20, 30, 40, 50]
     assert outdated(steps, Keeping(2, permanent_every=20)) == [10, 30, 50]
@@ -200,33 +198,20 @@ def test_permanent_ones_and_two_to_roll_back_to_stay_beside_the_newest() -> None
 
 
 @given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(1, 4))
-def test_the_newest_are_never_outdated(steps: list[int], newest: int) -> None:
+def test_newest_and_permanent_checkpoints_are_never_outdated(steps: list[int], newest: int) -> None:
     steps.sort()
-    gone = outdated(steps, Keeping(newest, permanent_every=7))
-    assert not set(gone) & set(steps[-newest:])
-    assert all(step % 7 for step in gone)
+    removed = outdated(steps, Keeping(newest, permanent_every=7))
+    assert not set(removed) & set(steps[-newest:])
+    assert all(step % 7 for step in removed)
 
 
-def test_a_marker_that_names_nothing_makes_a_checkpoint_torn(tmp_path: Path) -> None:
+def test_checkpoint_with_an_invalid_marker_is_incomplete(tmp_path: Path) -> None:
     for content in ("", "{}", json.dumps({"step": 1, "files": "0"}), json.dumps({"files": {"a": {"bytes": 1}}})):
         step_folder(tmp_path, 1).mkdir(exist_ok=True)
         (step_folder(tmp_path, 1) / MARKER).write_text(content)
         assert complete_steps(tmp_path) == []
 
 
-def test_there_may_be_no_checkpoint_yet(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
+def test_empty_folder_has_no_checkpoint(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
     with process_group() as world:
         assert Training(tiny_shape, world, tmp_path / "none").load() is None
-
-
-@pytest.mark.parametrize("bad", [True, False])
-def test_an_update_is_held_back_by_a_flag_on_the_device(
-    one_process: None, tiny_shape: Shape, tmp_path: Path, bad: bool
-) -> None:
-    with process_group() as world:
-        training = Training(tiny_shape, world, tmp_path)
-        before = training.weights()
-        for parameter in training.model.parameters():
-            parameter.grad = torch.full_like(parameter, float("nan") if bad else 1.0)
-        update(training.optimizers, 0.1, torch.tensor(bad))
-        assert same(before, training.weights()) is bad

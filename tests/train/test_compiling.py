@@ -1,4 +1,4 @@
-"""On GPUs a plain pre-training is compiled, and each visible GPU has a process, unless the manifest says otherwise."""
+"""Defaults of `compile`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def resolved(config: dict[str, Any], stage: str = "pretrain", **parallel: int) -
     return resolve_compile(Compute(), Parallel.model_validate(parallel), stage, config).compile
 
 
-def test_layers_of_a_plain_decoder_are_compiled_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_decoders_are_compiled_by_default_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolved(PLAIN) == "off"
     monkeypatch.setattr(compiling, "_can_compile", lambda: True)
     assert resolved(PLAIN) == "block"
@@ -28,6 +28,6 @@ def test_layers_of_a_plain_decoder_are_compiled_on_gpus_alone(monkeypatch: pytes
     assert resolved({**PLAIN, "length_ramp": [{"until_step": 2, "sequence_length": 64}]}) == "off"
 
 
-def test_what_the_manifest_says_stays() -> None:
+def test_explicit_setting_is_kept() -> None:
     for chosen in ("off", "block", "model"):
         assert resolve_compile(Compute(compile=chosen), Parallel(), "pretrain", PLAIN).compile == chosen

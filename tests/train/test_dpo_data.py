@@ -1,11 +1,10 @@
-"""The stage that makes rows of preference pairs: where they lie, what is refused and audited, and how often a set is
-read.
-"""
+"""The stage `dpo_data`: rows of preference pairs, rejected records, the audit, and weights of sets."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
 
-def test_a_pair_is_two_neighbouring_rows_with_a_loss_on_the_answers(
+def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     first = write(tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)])
@@ -58,18 +57,20 @@ def test_a_pair_is_two_neighbouring_rows_with_a_loss_on_the_answers(
             assert packed.pieces(np.array([row]))["id"][0].as_py().hex() == rows.ids[number]
     ids, targets = rows.read(np.array([3, 0]))
     assert ids.shape == targets.shape == (4, 40)
-    answers = [chat.decode(one[one != IGNORED].tolist(), special=True) for one in targets]
+    answers = [
+        chat.decode(answer_targets[answer_targets != IGNORED].tolist(), special=True) for answer_targets in targets
+    ]
     assert answers[0] == "because<|end|>"
     assert answers[2:] == ["?<|end|>", "no<|end|>"]
-    assert rows.scored_tokens[3].tolist() == [(one != IGNORED).sum() for one in (targets[0], targets[2])]
+    assert rows.scored_tokens[3].tolist() == [
+        (answer_targets != IGNORED).sum() for answer_targets in (targets[0], targets[2])
+    ]
     before = (tmp_path / "data" / "train-00000.bin").read_bytes()
     run_stage("dpo_data", inputs, config, tmp_path)
     assert (tmp_path / "data" / "train-00000.bin").read_bytes() == before
 
 
-def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row_that_was_trained_on(
-    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_stored_record_keeps_the_order_of_keys(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "route", "arguments": {"to": "Bern", "from": "Aarau"}}}
     record = {
         "prompt": [{"role": "user", "content": "How?"}],
@@ -84,12 +85,12 @@ def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row
     row = rows.packed.read(np.array([0]))[0]
     assert '{"to": "Bern", "from": "Aarau"}' in chat.decode(row.tolist(), special=True)
     write_holdout(tmp_path / "holdout.jsonl", [kept], "reference", np.zeros((1, 2)), sequence_length=120)
-    for one in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
-        ids = chat.encode([*one["prompt"], *one["chosen"]]).ids
+    for stored in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
+        ids = chat.encode([*stored["prompt"], *stored["chosen"]]).ids
         assert row[: len(ids)].tolist() == ids.tolist()
 
 
-def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_counted_and_warned_of(
+def test_every_record_is_accounted_for_and_audit_findings_are_warned_about(
     inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     rows = [
@@ -110,13 +111,16 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         tmp_path / "data",
         Context(tmp_path / "work", "dpo_data", emit=events.append),
     )
-    (found,) = summary["sets"]
+    (counts,) = summary["sets"]
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
-    assert [found[key] for key in parts] == [2, 0, 1, 1, 3]
-    assert found["records"] == sum(found[key] for key in parts) == 7
+    assert [counts[key] for key in parts] == [2, 0, 1, 1, 3]
+    assert counts["records"] == sum(counts[key] for key in parts) == 7
     refused = list(map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines()))
-    assert [(one["place"], one["set"]) for one in refused] == [("set.jsonl:6", "set"), ("set.jsonl:7", "set")]
-    audit = found["audit"]
+    assert [(rejected["place"], rejected["set"]) for rejected in refused] == [
+        ("set.jsonl:6", "set"),
+        ("set.jsonl:7", "set"),
+    ]
+    audit = counts["audit"]
     assert {key: audit[key] for key in ("pairs", "duplicates", "contradictions", "same_answers")} == {
         "pairs": 5,
         "duplicates": 1,
@@ -124,21 +128,11 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         "same_answers": 1,
     }
     warned = [event["message"] for event in events if event["event"] == "warning"]
-    assert [message.removeprefix("set: ")[:30] for message in warned] == [
-        "1 of 5 pairs repeat another pa",
-        "3 of 5 pairs have their opposi",
-        "1 of 5 pairs have the same ans",
-        "2 of 5 examples are not traine",
-    ]
-    assert warned[-1] == (
-        "set: 2 of 5 examples are not trained on (at most 32 tokens each): 1 too long, 1 not rendered: "
-        "content holds '<|end|>', which is a special token (1)"
-    )
+    assert [message[: len("set: 1 of 5")] for message in warned] == [f"set: {number} of 5" for number in (1, 3, 1, 2)]
+    assert re.search(r"32 tokens.* 1 too long, 1 not rendered: .*'<\|end\|>'", warned[-1])
 
 
-def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_the_same(
-    inputs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_leaked_evaluation_items_are_counted_and_warned_about(inputs: dict[str, Path], tmp_path: Path) -> None:
     item = "which of the seven rivers carries no boats in winter"
     quiz = write(tmp_path / "quiz.jsonl", [{"question": item}])
     path = write(
@@ -153,38 +147,40 @@ def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_
         tmp_path / "data",
         Context(tmp_path / "work", "dpo_data", emit=events.append),
     )
-    (found,) = summary["sets"]
-    assert found["audit"]["leaks"] == {"quiz": {"items": 1, "leaked": 1, "texts": 2}}
-    assert found["used"] == 4
+    (counts,) = summary["sets"]
+    assert counts["audit"]["leaks"] == {"quiz": {"items": 1, "leaked": 1, "texts": 2}}
+    assert counts["used"] == 4
     assert any(
-        event["message"].startswith("set: 2 of 4 pairs hold an item of the evaluation set quiz")
-        for event in events
-        if event["event"] == "warning"
+        re.match("set: 2 of 4 pairs .*quiz", event["message"]) for event in events if event["event"] == "warning"
     )
 
 
-def test_a_set_without_room_for_answers_is_refused(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_set_without_room_for_answers_is_rejected(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
-    with pytest.raises(NothingToTrainError, match=r"none of its 1 pairs has both answers within 32 tokens \(1 too"):
+    with pytest.raises(NothingToTrainError, match=r"\b1 pairs .*32 tokens"):
         run_stage("dpo_data", inputs, {"data": [{"path": path}]}, tmp_path)
 
 
 @pytest.fixture
 def two_sets(make_pair_rows: Callable[..., PairRows]) -> PairRows:
-    """4 and 12 pairs."""
+    """Sets of 4 and 12 pairs."""
 
-    def made(number: int) -> Pair:
-        one = Conversation(np.array([1, 2, 3 + number]), np.array([False, True, True]), False, f"{number:032x}")
-        return Pair({"id": one.example, "prompt": [], "chosen": [], "rejected": [number]}, one, one)
+    def make_pair(number: int) -> Pair:
+        conversation = Conversation(
+            np.array([1, 2, 3 + number]), np.array([False, True, True]), False, f"{number:032x}"
+        )
+        return Pair(
+            {"id": conversation.example, "prompt": [], "chosen": [], "rejected": [number]}, conversation, conversation
+        )
 
-    return make_pair_rows({"small": [made(n) for n in range(4)], "large": [made(n) for n in range(4, 16)]}, 8)
+    return make_pair_rows({"small": [make_pair(n) for n in range(4)], "large": [make_pair(n) for n in range(4, 16)]}, 8)
 
 
 def weighted(*weights: float | None) -> Dpo:
     return Dpo(data=[{"path": str(n), "weight": weight} for n, weight in enumerate(weights)], steps=1)  # type: ignore[arg-type]
 
 
-def test_a_weight_is_a_share_of_the_pairs_that_are_trained_on(two_sets: PairRows) -> None:
+def test_weight_is_a_share_of_the_trained_pairs(two_sets: PairRows) -> None:
     held_out = np.isin(np.arange(16), [0, 5])
     draws = draw_pairs(two_sets, held_out, weighted(1.0, 1.0), seed=3)
     assert draws[1].tolist() == [4, *range(6, 16)]
@@ -193,18 +189,18 @@ def test_a_weight_is_a_share_of_the_pairs_that_are_trained_on(two_sets: PairRows
         {"name": "small", "pairs": 4, "held_out": 1, "drawn": 11, "drawn_share": 0.5},
         {"name": "large", "pairs": 12, "held_out": 1, "drawn": 11, "drawn_share": 0.5},
     ]
-    # Every prefix has the shares.
+    # Every prefix keeps the shares.
     is_small = merged(draws) < 4
     assert all(abs(is_small[:end].sum() - end / 2) <= 1 for end in range(1, 23))
     plain = draw_pairs(two_sets, held_out, weighted(None, None), seed=3)
     assert [len(drawn) for drawn in plain] == [3, 11]
 
 
-def test_a_weighted_set_of_which_nothing_is_left_is_refused(two_sets: PairRows) -> None:
-    with pytest.raises(NothingToTrainError, match=r"dpo data 0: all of its pairs are held out, but its weight is 1\.0"):
+def test_weighted_set_without_training_pairs_is_rejected(two_sets: PairRows) -> None:
+    with pytest.raises(NothingToTrainError, match=r"dpo data 0: .*1\.0"):
         draw_pairs(two_sets, np.arange(16) < 4, weighted(1.0, 1.0), seed=3)
 
 
-def test_weights_are_given_for_all_sets_or_none() -> None:
-    with pytest.raises(ValueError, match=r"dpo\.data: 1 has no weight, though others have one"):
+def test_all_sets_or_none_have_weights() -> None:
+    with pytest.raises(ValueError, match=r"dpo\.data: 1 has no weight"):
         weighted(1.0, None)

@@ -1,4 +1,4 @@
-"""Trainings whose length is given in epochs."""
+"""Trainings whose length is set in epochs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gristmill.mixtures.reinforcement import Rl
 DATA = {"data": [{"path": "a.jsonl"}]}
 
 
-def test_epochs_are_as_many_steps_as_read_the_rows_that_often() -> None:
+def test_epochs_are_converted_to_steps() -> None:
     assert Sft.model_validate({**DATA, "epochs": 2.5, "global_batch_size": 4}).in_steps(10).steps == 7
     assert Dpo.model_validate({**DATA, "epochs": 1, "global_batch_size": 4}).in_steps(12).steps == 3
     assert Dpo.model_validate({**DATA, "steps": 9}).in_steps(12).steps == 9
 
 
-def test_a_step_of_reinforcement_learning_asks_as_many_prompts_as_it_has_groups() -> None:
+def test_epochs_of_rl_count_one_prompt_per_group() -> None:
     section = {**DATA, "rewards": [{"kind": "exact"}], "group_size": 8, "global_batch_size": 64}
     assert Rl.model_validate({**section, "epochs": 1}).in_steps(17).steps == 3
     assert Rl.model_validate({**section, "epochs": 1, "epochs_per_batch": 2}).in_steps(17).steps == 6
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 1, "epochs": 1}, {"steps": 0}])
-def test_a_length_is_given_in_steps_or_in_epochs(length: dict[str, Any]) -> None:
+def test_length_is_set_in_either_steps_or_epochs(length: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="steps"):
         Sft.model_validate({**DATA, **length})
 
 
-def test_fine_tuning_reads_its_rows_as_often_as_it_has_epochs(
+def test_sft_reads_its_rows_once_per_epoch(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: Any, tmp_path: Path
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}

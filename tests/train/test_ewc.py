@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: its penalty by hand, its Fisher information against plain loops, and what it does."""
+"""Elastic weight consolidation: penalty by hand, Fisher information against plain loops, and its effect."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
 
 
-def test_the_penalty_by_hand() -> None:
-    """Moved by (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4 F (1, -2) = (12, -4)."""
+def test_penalty_is_derived_by_hand() -> None:
+    """Move (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4 F (1, -2) = (12, -4)."""
     model = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(model.weight)  # where a move of (1, -2) is exact
+    nn.init.zeros_(model.weight)  # so that a move of (1, -2) is exact
     elastic = ElasticWeights(model, {"weight": torch.tensor([[3.0, 0.5]])}, 4.0)
     with torch.no_grad():
         model.weight += torch.tensor([[1.0, -2.0]])
@@ -36,7 +36,7 @@ def test_the_penalty_by_hand() -> None:
     assert model.weight.grad.tolist() == [[12.5, -3.5]]
 
 
-def test_the_fisher_information_is_the_mean_square_of_each_rows_own_gradient(
+def test_fisher_information_is_the_mean_squared_gradient_of_rows(
     make_model: Callable[[Shape], Llama], mix_folder: Path
 ) -> None:
     from gristmill.mixtures.model import Model
@@ -56,13 +56,13 @@ def test_the_fisher_information_is_the_mean_square_of_each_rows_own_gradient(
             model.named_parameters(), torch.autograd.grad(total, list(model.parameters())), strict=True
         ):
             expected[name] += gradient**2 / (ids.shape[1] - 1) / len(rows)
-    found = fisher_diagonal(model, objective, rows)
-    for name, diagonal in found.items():
+    fisher = fisher_diagonal(model, objective, rows)
+    for name, diagonal in fisher.items():
         torch.testing.assert_close(diagonal, expected[name], rtol=1e-3, atol=1e-7)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
+def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
@@ -89,27 +89,27 @@ def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
         "optimizer": {"learning_rate": 0.01},
     }
     reads = {"steps": 6, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
-    lost = {}
-    for name, more in (("free", {}), ("held", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
-        run_stage("sft", inputs, {**config, **more, "validate_every": 6}, tmp_path / name)
+    prose_losses = {}
+    for name, changes in (("free", {}), ("anchored", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
+        run_stage("sft", inputs, {**config, **changes, "validate_every": 6}, tmp_path / name)
         lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
-        lost[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)
+        prose_losses[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)
     penalties = [line["elastic_penalty"] for line in lines if "elastic_penalty" in line]
     assert len(penalties) == 6
     assert penalties[0] == 0.0
     assert penalties[1] > 0
-    assert lost["held"] < lost["free"]
+    assert prose_losses["anchored"] < prose_losses["free"]
     start = load_model(inputs["pretrain"] / "model")
-    moved = {
+    distances = {
         name: sum(
-            float((parameter - start.get_parameter(one)).square().sum())
-            for one, parameter in load_model(tmp_path / name / "data" / "model").named_parameters()
+            float((parameter - start.get_parameter(parameter_name)).square().sum())
+            for parameter_name, parameter in load_model(tmp_path / name / "data" / "model").named_parameters()
         )
-        for name in ("free", "held")
+        for name in ("free", "anchored")
     }
-    assert moved["held"] < moved["free"]
+    assert distances["anchored"] < distances["free"]
 
 
-def test_adapters_have_nothing_to_hold() -> None:
+def test_ewc_and_lora_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"sft\.ewc and sft\.lora exclude each other"):
         Sft.model_validate({"steps": 1, "data": [{"path": "x"}], "ewc": {"weight": 1}, "lora": {}})

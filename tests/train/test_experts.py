@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, its load-balancing loss, and what is reported of it."""
+"""Mixture of experts: routing, load balancing loss, and reported loads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gristmill.train.models.model_config import Shape
 @pytest.fixture
 def layer(tiny_shape: Shape) -> MixtureOfExperts:
     torch.manual_seed(0)
-    made = MixtureOfExperts(replace(tiny_shape, experts=5, experts_per_token=2, load_balancing=0.25))
-    for parameter in made.parameters():
+    experts = MixtureOfExperts(replace(tiny_shape, experts=5, experts_per_token=2, load_balancing=0.25))
+    for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    return made
+    return experts
 
 
 def by_token(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
-    """Jiang et al. 2024, section 2.1, token by token."""
+    """Apply the experts token by token, as in Jiang et al. 2024, section 2.1."""
     rows = []
     for token in x.flatten(0, 1):
         probabilities = (layer.gate.weight @ token).softmax(0)
@@ -35,8 +35,8 @@ def by_token(layer: MixtureOfExperts, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows).view_as(x)
 
 
-def test_experts_that_no_token_comes_to_have_gradients_of_nought(layer: MixtureOfExperts) -> None:
-    """A process whose experts nobody chose takes part all the same."""
+def test_experts_without_tokens_have_zero_gradients(layer: MixtureOfExperts) -> None:
+    """A process whose experts have no token takes part in the backward pass."""
     x = torch.zeros(0, 32, requires_grad=True)
     out = layer.experts(x, torch.zeros(5, dtype=torch.int64))
     assert out.shape == (0, 32)
@@ -44,23 +44,23 @@ def test_experts_that_no_token_comes_to_have_gradients_of_nought(layer: MixtureO
     assert x.grad is not None
     assert x.grad.shape == (0, 32)
     gradients = [weight.grad for weight in layer.experts.parameters()]
-    assert [None if one is None else float(one.abs().max()) for one in gradients] == [0.0, 0.0]
+    assert [None if gradient is None else float(gradient.abs().max()) for gradient in gradients] == [0.0, 0.0]
 
 
-def test_every_token_goes_through_its_likeliest_experts(layer: MixtureOfExperts) -> None:
+def test_every_token_is_routed_to_its_likeliest_experts(layer: MixtureOfExperts) -> None:
     x = torch.randn(3, 7, 32, requires_grad=True)
     ours, theirs = layer(x), by_token(layer, x)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     upstream = torch.randn_like(ours)
-    wanted = [x, *layer.parameters()]
-    gradients = (torch.autograd.grad(out, wanted, upstream) for out in (ours, theirs))
-    for mine, reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, reference, atol=2e-3, rtol=1e-3)
+    inputs = [x, *layer.parameters()]
+    gradients = (torch.autograd.grad(out, inputs, upstream) for out in (ours, theirs))
+    for gradient, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, reference, atol=2e-3, rtol=1e-3)
     assert layer.load is not None
     assert layer.load.sum() == 3 * 7 * 2
 
 
-def test_the_balancing_loss_by_hand() -> None:
+def test_balancing_loss_is_derived_by_hand() -> None:
     """Two experts, one per token. Row 1: three of four tokens choose the first, mean probabilities (0.7, 0.3):
     2 (3/4 0.7 + 1/4 0.3) = 1.2. Row 2 is balanced: 2 (1/2 1/2 + 1/2 1/2) = 1."""
     probabilities = torch.tensor([[[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.2, 0.8]], [[0.5, 0.5]] * 4])
@@ -68,7 +68,7 @@ def test_the_balancing_loss_by_hand() -> None:
     torch.testing.assert_close(balancing_loss(probabilities, load), torch.tensor([1.2, 1.0]))
 
 
-def test_the_balancing_loss_is_that_of_transformers() -> None:
+def test_balancing_loss_equals_that_of_transformers() -> None:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     logits = torch.randn(1, 11, 5, generator=torch.Generator().manual_seed(1))
@@ -78,7 +78,7 @@ def test_the_balancing_loss_is_that_of_transformers() -> None:
     torch.testing.assert_close(balancing_loss(probabilities, load), expected[None])
 
 
-def test_the_balancing_loss_is_minimised_along_with_any_other(layer: MixtureOfExperts) -> None:
+def test_balancing_loss_adds_its_gradient_to_any_loss(layer: MixtureOfExperts) -> None:
     x, trained = torch.randn(2, 6, 32), torch.tensor([3.0, 0.5])
     gradient = torch.autograd.grad(layer(x, trained).sum(), layer.gate.weight)[0]
     without = torch.autograd.grad(layer(x).sum(), layer.gate.weight)[0]
@@ -89,7 +89,7 @@ def test_the_balancing_loss_is_minimised_along_with_any_other(layer: MixtureOfEx
     torch.testing.assert_close(gradient - without, expected, atol=1e-4, rtol=1e-3)
 
 
-def test_loads_are_reported_over_those_of_equally_busy_experts(layer: MixtureOfExperts) -> None:
+def test_loads_are_reported_relative_to_a_uniform_load(layer: MixtureOfExperts) -> None:
     assert expert_loads(layer) == []
     layer(torch.randn(1, 8, 32))
     (load,) = expert_loads(layer)

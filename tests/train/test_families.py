@@ -1,4 +1,4 @@
-"""Models of other families: the same logits as transformers, from its files and back into them."""
+"""Model families: logits equal those of transformers, from its files and back into them."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def ids() -> torch.Tensor:
     return torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(0))
 
 
-def peer(name: str) -> Any:
-    """transformers' model of a family, with weights large enough for a mistake to show in the logits."""
+def reference_model(name: str) -> Any:
+    """Make a model of transformers with weights large enough for a mistake to show in the logits."""
     import transformers
 
     kind, further = FAMILIES[name]
@@ -116,14 +116,12 @@ def peer(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_of_transformers_gives_the_same_logits_here_and_after_its_export(
-    name: str, ids: torch.Tensor, tmp_path: Path
-) -> None:
+def test_logits_equal_those_of_transformers_here_and_after_export(name: str, ids: torch.Tensor, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    theirs = peer(name)
+    theirs = reference_model(name)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
-    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1  # the weights lie in several files
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1  # the weights are in several files
     ours = load_model(tmp_path / "theirs")
     with torch.no_grad():
         expected = theirs(ids).logits
@@ -135,27 +133,27 @@ def test_a_model_of_transformers_gives_the_same_logits_here_and_after_its_export
     write_tensors(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
     assert read_json(exported / "config.json")["model_type"] == theirs.config.model_type
     with torch.no_grad():
-        back, report = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
-        assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        torch.testing.assert_close(back.eval()(ids).logits, expected, atol=1e-5, rtol=1e-4)
+        reloaded, report = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        torch.testing.assert_close(reloaded.eval()(ids).logits, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rope", [LINEAR, LLAMA3, YARN, {**YARN, "beta_fast": 8.0, "attention_factor": 1.5}])
 @pytest.mark.parametrize("channels", [8, 64])
-def test_frequencies_are_those_of_transformers(rope: dict[str, Any], channels: int) -> None:
+def test_rotary_frequencies_equal_those_of_transformers(rope: dict[str, Any], channels: int) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = LlamaConfig(**{**SIZES, "head_dim": channels}, rope_parameters={**rope, "rope_theta": 10_000.0})
-    expected, warmth = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    expected, their_scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     scaling = shape_from_hf(config.to_dict()).rope_scaling
-    found, ours = frequencies(channels, 10_000.0, scaling, torch.device("cpu"))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    assert ours == pytest.approx(warmth)
+    table, our_scale = frequencies(channels, 10_000.0, scaling, torch.device("cpu"))
+    torch.testing.assert_close(table, expected, rtol=1e-6, atol=0)
+    assert our_scale == pytest.approx(their_scale)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"model_type": "gemma2"}, "model_type 'gemma2'"),
         ({"attention_bias": True}, "attention_bias"),
@@ -166,16 +164,14 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any], channels: i
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
     ],
 )
-def test_a_model_that_computes_something_else_is_refused_by_the_name_of_its_key(
-    change: dict[str, Any], named: str
-) -> None:
+def test_unsupported_config_is_rejected_by_key(change: dict[str, Any], message: str) -> None:
     config = {"model_type": "llama", **SIZES, "rope_parameters": PLAIN}
     shape_from_hf(config)
-    with pytest.raises(UnknownArchitectureError, match=named):
+    with pytest.raises(UnknownArchitectureError, match=message):
         shape_from_hf({**config, **change})
 
 
-def test_rows_are_as_long_as_a_sliding_window_and_no_longer() -> None:
+def test_rows_are_at_most_as_long_as_the_sliding_window() -> None:
     """Mistral 7B v0.1: positions to 32,768, a window of 4,096."""
     config = {"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": 8, "eos_token_id": 2}
     shape = shape_from_hf(config)
@@ -186,7 +182,7 @@ def test_rows_are_as_long_as_a_sliding_window_and_no_longer() -> None:
     assert shape_from_hf({**config, "model_type": "qwen2", "use_sliding_window": False}).sequence_length == LENGTH
 
 
-def test_a_mistral_stays_one_with_its_window_and_the_ids_that_end_a_text() -> None:
+def test_mistral_keeps_its_window_and_end_of_text_ids() -> None:
     config = {"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": 8, "eos_token_id": 2}
     shape = shape_from_json(json.loads(json.dumps(shape_to_json(shape_from_hf(config)))))
     assert shape.published == Published("mistral", (2,), 8)
@@ -195,14 +191,14 @@ def test_a_mistral_stays_one_with_its_window_and_the_ids_that_end_a_text() -> No
     assert exported["max_position_embeddings"] == 8
 
 
-def test_the_list_of_families_is_that_of_the_code() -> None:
+def test_list_of_families_matches_the_architectures() -> None:
     assert FAMILY_NAMES.keys() == ARCHITECTURES.keys()
-    with pytest.raises(UnknownArchitectureError) as refused:
+    with pytest.raises(UnknownArchitectureError) as error:
         shape_from_hf({"model_type": "gemma2"})
-    assert all(model_type in str(refused.value) for model_type in ARCHITECTURES)
+    assert all(model_type in str(error.value) for model_type in ARCHITECTURES)
 
 
-def test_the_config_of_older_versions_of_transformers_is_read() -> None:
+def test_config_of_older_transformers_is_read() -> None:
     scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
     older = {"model_type": "llama", **SIZES, "rope_theta": 500.0, "rope_scaling": scaling}
     newer = {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3}
@@ -222,31 +218,29 @@ def test_the_config_of_older_versions_of_transformers_is_read() -> None:
         ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8, beta_fast=16.0)}, "llama"),
     ],
 )
-def test_a_shape_survives_both_of_its_files(changes: dict[str, Any], family: str, tiny_shape: Shape) -> None:
+def test_shape_round_trips_through_both_config_files(changes: dict[str, Any], family: str, tiny_shape: Shape) -> None:
     shape = replace(tiny_shape, padded_vocab_size=VOCAB, **changes)
     assert family_of(shape) == family
     assert shape_from_json(json.loads(json.dumps(shape_to_json(shape)))) == shape
     assert shape_from_hf(json.loads(json.dumps(hf_config(shape, "float32", [0], 1)))) == shape
 
 
-def test_a_model_from_before_head_width_is_read_and_one_of_another_version_is_named(
-    tiny_shape: Shape, tmp_path: Path
-) -> None:
+def test_config_without_head_width_is_read_and_an_unknown_one_is_rejected(tiny_shape: Shape, tmp_path: Path) -> None:
     config = shape_to_json(tiny_shape)
     del config["head_width"]
     assert shape_from_json(config) == tiny_shape
     del config["norm_eps"]
     write_json(tmp_path / "config.json", {**config, "gates": 3})
-    with pytest.raises(ShapeError, match=f"^{tmp_path}: config.json lacks norm_eps and has gates: it is neither"):
+    with pytest.raises(ShapeError, match=f"^{tmp_path}: config.json lacks norm_eps and has gates"):
         read_shape(tmp_path)
 
 
-def test_weights_that_do_not_fit_their_config_are_refused(
+def test_weights_that_do_not_fit_their_config_are_rejected(
     tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path
 ) -> None:
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
     for changes, message in (
-        ({"ffn_width": 64}, "gate_proj.weight is .48, 32., the model wants .64, 32."),
+        ({"ffn_width": 64}, r"gate_proj.weight .*\D48, 32\D.*\D64, 32\D"),
         ({"layers": 3}, "has no tensor model.layers.2."),
     ):
         write_json(tmp_path / "config.json", shape_to_json(replace(tiny_shape, **changes)))
@@ -257,19 +251,19 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("model.safetensors", b"no safetensors", "model.safetensors is not a safetensors file, or is damaged: "),
-        ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file, or is damaged: "),
-        ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
+        ("model.safetensors", b"no safetensors", "model.safetensors is not a safetensors file"),
+        ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file"),
+        ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json"),
         (
             "model.safetensors.index.json",
             b'{"weight_map": [1]}',
-            "has no `weight_map` from the names of tensors to files",
+            "`weight_map`",
         ),
-        ("config.json", b"{", "config.json is not JSON: "),
-        ("config.json", b"[]", "config.json holds no JSON object"),
+        ("config.json", b"{", "config.json"),
+        ("config.json", b"[]", "config.json"),
     ],
 )
-def test_a_damaged_file_of_a_model_is_named(
+def test_damaged_file_of_a_model_is_named(
     tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path, file: str, content: bytes, message: str
 ) -> None:
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
@@ -282,7 +276,7 @@ def test_a_damaged_file_of_a_model_is_named(
 
 @pytest.mark.parametrize("value", [1e9, 10**9, 0, -1, "12", None, [2], True])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
-def test_sizes_that_no_model_has_are_refused_before_anything_is_built(tmp_path: Path, key: str, value: Any) -> None:
+def test_invalid_sizes_are_rejected_before_building_a_model(tmp_path: Path, key: str, value: Any) -> None:
     config = {**SIZES, "model_type": "llama", "rope_parameters": PLAIN, "hidden_act": "silu", key: value}
     write_json(tmp_path / "config.json", config)
     if key == "max_position_embeddings" and value == 10**9 and isinstance(value, int):

@@ -21,7 +21,7 @@ PROMPTS = [[7], [3, 1, 4, 1, 5], [9, 2, 6]]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from more."""
+    """Use one thread for tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -33,39 +33,39 @@ def model(tiny_shape: Shape, make_model: Callable[[Shape], Llama]) -> Llama:
     return make_model(tiny_shape)
 
 
-def without_cache(model: Llama, prompt: list[int], most: int) -> list[int]:
+def without_cache(model: Llama, prompt: list[int], max_tokens: int) -> list[int]:
     ids = list(prompt)
-    for _ in range(most):
+    for _ in range(max_tokens):
         ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     return ids[len(prompt) :]
 
 
-def test_cached_logits_are_those_of_the_whole_pass(model: Llama) -> None:
+def test_cached_logits_equal_those_of_a_full_pass(model: Llama) -> None:
     ids = torch.randint(0, 100, (2, 12), generator=torch.Generator().manual_seed(1))
     cache = empty_cache(model.shape, torch.zeros(2, dtype=torch.int64), 12, torch.float32)
     parts = [model(ids[:, start:end], cache=cache) for start, end in ((0, 5), (5, 6), (6, 12))]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5)
 
 
-def test_a_batch_of_uneven_prompts_continues_each_as_it_would_alone_without_a_cache(model: Llama) -> None:
-    found = generate(model, PROMPTS, 10, stops=())
-    assert found == [without_cache(model, prompt, 10) for prompt in PROMPTS]
-    assert len({tuple(row) for row in found}) == 3
+def test_batched_prompts_continue_as_alone_without_a_cache(model: Llama) -> None:
+    continuations = generate(model, PROMPTS, 10, stops=())
+    assert continuations == [without_cache(model, prompt, 10) for prompt in PROMPTS]
+    assert len({tuple(row) for row in continuations}) == 3
 
 
-def test_sampling_depends_on_seed_and_prompt_not_on_the_batch(model: Llama) -> None:
+def test_sampling_depends_on_seed_and_prompt_only(model: Llama) -> None:
     together = generate(model, PROMPTS, 8, stops=(), temperature=1.0, seed=5)
     assert together == [generate(model, [prompt], 8, (), 1.0, seed=5)[0] for prompt in PROMPTS]
     assert together != generate(model, PROMPTS, 8, stops=(), temperature=1.0, seed=6)
 
 
-def test_a_stop_ends_a_continuation_and_is_not_part_of_it(model: Llama) -> None:
-    whole = generate(model, [PROMPTS[0]], 10, stops=())[0]
-    stop = whole[4]
-    assert generate(model, [PROMPTS[0]], 10, stops={stop})[0] == whole[: whole.index(stop)]
+def test_continuation_ends_before_a_stop_id(model: Llama) -> None:
+    unstopped = generate(model, [PROMPTS[0]], 10, stops=())[0]
+    stop = unstopped[4]
+    assert generate(model, [PROMPTS[0]], 10, stops={stop})[0] == unstopped[: unstopped.index(stop)]
 
 
-def test_generation_ends_where_the_models_context_does(model: Llama) -> None:
+def test_generation_ends_with_the_context(model: Llama) -> None:
     assert len(generate(model, [[1] * 20], 100, stops=())[0]) == 4
     with pytest.raises(PromptTooLongError, match="fewer than the model's 24"):
         generate(model, [[1] * 24], 1, stops=())
@@ -73,7 +73,7 @@ def test_generation_ends_where_the_models_context_does(model: Llama) -> None:
         generate(model, [[1], []], 1, stops=())
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution_and_temperature() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.2]))
     generator = random_numbers(0, [1])
     counts = Counter(draw(probabilities(logits, Sampling(1.0)), generator) for _ in range(4000))
@@ -82,7 +82,7 @@ def test_draws_follow_the_distribution() -> None:
     assert cold[0] >= 199  # (3/5) ** 20 is one in 27,000
 
 
-def test_a_nucleus_is_the_smallest_set_of_likeliest_ids_with_the_share() -> None:
+def test_top_p_keeps_the_smallest_set_of_likeliest_ids() -> None:
     logits = np.log(np.array([[0.2, 0.5, 0.3], [0.1, 0.8, 0.1]]))
     assert np.allclose(probabilities(logits, Sampling(1.0, top_p=0.6)), [[0.0, 0.625, 0.375], [0.0, 1.0, 0.0]])
     assert np.allclose(probabilities(logits, Sampling(2.0)).sum(axis=-1), 1.0)
@@ -90,7 +90,7 @@ def test_a_nucleus_is_the_smallest_set_of_likeliest_ids_with_the_share() -> None
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "message"),
     [
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -98,94 +98,105 @@ def test_a_nucleus_is_the_smallest_set_of_likeliest_ids_with_the_share() -> None
         ({"top_p": 1.5}, "top_p is 1.5"),
     ],
 )
-def test_settings_out_of_range_are_refused(values: dict[str, float], sentence: str) -> None:
-    with pytest.raises(SamplingError, match=sentence):
+def test_sampling_settings_out_of_range_are_rejected(values: dict[str, float], message: str) -> None:
+    with pytest.raises(SamplingError, match=message):
         Sampling(**values)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def draft(model: Llama, make_model: Callable[[Shape], Llama]) -> Llama:
-    """A smaller model that now and then says the same: an own one, with the large one's embedding."""
+    """A smaller model with the embedding of the large one, which sometimes predicts the same."""
     small = make_model(shape_of(Model(layers=1, width=32, heads=2), vocab_size=100, sequence_length=24))
     with torch.no_grad():
         small.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight)
     return small
 
 
-def test_speculation_leaves_greedy_ids_as_they_are_and_accepts_some(model: Llama, draft: Llama) -> None:
+def test_speculation_keeps_greedy_ids_and_accepts_some_proposals(model: Llama, draft: Llama) -> None:
     scheduler = Scheduler(model, 3, draft, draft_tokens=3)
     requests = [Request(tuple(prompt), 16, frozenset()) for prompt in PROMPTS]
     assert complete(scheduler, requests) == [without_cache(model, prompt, 16) for prompt in PROMPTS]
     assert 0 < scheduler.accepted < scheduler.proposed
-    own = Scheduler(model, 3, model, draft_tokens=3)
-    assert complete(own, requests) == [without_cache(model, prompt, 16) for prompt in PROMPTS]
-    assert own.accepted == own.proposed  # a model that proposes to itself is always right
+    self_drafting = Scheduler(model, 3, model, draft_tokens=3)
+    assert complete(self_drafting, requests) == [without_cache(model, prompt, 16) for prompt in PROMPTS]
+    assert self_drafting.accepted == self_drafting.proposed  # a model accepts all of its own proposals
 
 
-def test_accepted_proposals_follow_the_large_models_distribution() -> None:
+def test_accepted_proposals_follow_the_target_distribution() -> None:
     target = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2]])
     small = np.array([[0.2, 0.2, 0.6], [0.3, 0.4, 0.3]])
     generator = random_numbers(3, [1])
     firsts, seconds = Counter(), Counter()
     for _ in range(20_000):
-        found = accept([draw(row, generator) for row in small], small, target, generator)
-        firsts[found[0]] += 1
-        if len(found) > 1:
-            seconds[found[1]] += 1
+        accepted = accept([draw(row, generator) for row in small], small, target, generator)
+        firsts[accepted[0]] += 1
+        if len(accepted) > 1:
+            seconds[accepted[1]] += 1
     for counts, expected in ((firsts, target[0]), (seconds, target[1])):
         shares = np.array([counts[k] for k in range(3)]) / counts.total()
         assert np.abs(shares - expected).max() < 4 * np.sqrt(0.25 / counts.total())
 
 
-def test_speculative_samples_are_distributed_as_plain_ones(model: Llama, draft: Llama) -> None:
-    """Total variation between 2,000 second ids of each kind: that of two plain samples of this size, not more."""
+def test_speculative_samples_are_distributed_like_plain_ones(model: Llama, draft: Llama) -> None:
+    """Total variation between samples of 2,000 second ids is about that of two plain samples of this size."""
 
     def second_ids(scheduler: Scheduler, first: int) -> np.ndarray:
-        found = complete(scheduler, [Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k)) for k in range(2000)])
-        return np.bincount([ids[1] for ids in found], minlength=100) / 2000
+        continuations = complete(
+            scheduler, [Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k)) for k in range(2000)]
+        )
+        return np.bincount([ids[1] for ids in continuations], minlength=100) / 2000
 
-    plain, other = second_ids(Scheduler(model, 500), 0), second_ids(Scheduler(model, 500), 10_000)
+    plain, plain_again = second_ids(Scheduler(model, 500), 0), second_ids(Scheduler(model, 500), 10_000)
     speculative = second_ids(Scheduler(model, 500, draft, draft_tokens=2), 20_000)
-    assert np.abs(plain - speculative).sum() / 2 < 1.35 * np.abs(plain - other).sum() / 2
-    assert np.abs(plain - np.full(100, 0.01)).sum() / 2 > 2 * np.abs(plain - other).sum() / 2  # it has a shape
+    assert np.abs(plain - speculative).sum() / 2 < 1.35 * np.abs(plain - plain_again).sum() / 2
+    assert (
+        np.abs(plain - np.full(100, 0.01)).sum() / 2 > 2 * np.abs(plain - plain_again).sum() / 2
+    )  # the distribution is not uniform
 
 
-def test_requests_that_come_and_go_get_what_they_would_alone(model: Llama) -> None:
-    asked = (([7], 3, 0.0), ([3, 1, 4, 1, 5, 9, 2, 6], 9, 1.0), ([9, 2], 16, 0.0), ([1] * 20, 4, 0.5), ([8], 1, 1.0))
+def test_requests_are_independent_of_each_other(model: Llama) -> None:
+    settings_ = (
+        ([7], 3, 0.0),
+        ([3, 1, 4, 1, 5, 9, 2, 6], 9, 1.0),
+        ([9, 2], 16, 0.0),
+        ([1] * 20, 4, 0.5),
+        ([8], 1, 1.0),
+    )
     requests = [
-        Request(tuple(prompt), most, frozenset(), Sampling(temperature, seed=2)) for prompt, most, temperature in asked
+        Request(tuple(prompt), max_tokens, frozenset(), Sampling(temperature, seed=2))
+        for prompt, max_tokens, temperature in settings_
     ]
     alone = [complete(Scheduler(model, 1), [request])[0] for request in requests]
     assert complete(Scheduler(model, 2), requests) == alone
     late = Scheduler(model, 8)
-    found: dict[int, list[int]] = {late.add(request): [] for request in requests[:2]}
+    ids_by_request: dict[int, list[int]] = {late.add(request): [] for request in requests[:2]}
     rounds = 0
     while not late.is_idle:
-        for one in late.step():
-            found[one.number] += one.tokens
+        for piece in late.step():
+            ids_by_request[piece.number] += piece.tokens
         rounds += 1
         if rounds <= 3:
-            found[late.add(requests[rounds + 1])] = []
-    assert list(found.values()) == alone
+            ids_by_request[late.add(requests[rounds + 1])] = []
+    assert list(ids_by_request.values()) == alone
 
 
-def test_a_cancelled_request_leaves_the_others_alone(model: Llama) -> None:
+def test_cancelling_a_request_leaves_the_others_unchanged(model: Llama) -> None:
     scheduler = Scheduler(model, 2)
-    gone, kept, waiting = (scheduler.add(Request(tuple(prompt), 6, frozenset())) for prompt in PROMPTS)
-    found = [one for one in scheduler.step() if one.number == kept]
-    scheduler.cancel(gone)
+    cancelled, kept, waiting = (scheduler.add(Request(tuple(prompt), 6, frozenset())) for prompt in PROMPTS)
+    pieces = [piece for piece in scheduler.step() if piece.number == kept]
+    scheduler.cancel(cancelled)
     scheduler.cancel(waiting)
     while not scheduler.is_idle:
-        found += scheduler.step()
-    assert {one.number for one in found} == {kept}
-    assert [token for one in found for token in one.tokens] == without_cache(model, PROMPTS[1], 6)
-    assert [one.finish for one in found] == [None] * 5 + ["length"]
+        pieces += scheduler.step()
+    assert {piece.number for piece in pieces} == {kept}
+    assert [token for piece in pieces for token in piece.tokens] == without_cache(model, PROMPTS[1], 6)
+    assert [piece.finish for piece in pieces] == [None] * 5 + ["length"]
 
 
-def test_a_draft_with_another_vocabulary_is_refused(model: Llama, make_model: Callable[[Shape], Llama]) -> None:
-    other = make_model(shape_of(Model(layers=1, width=16, heads=2), vocab_size=90, sequence_length=24))
-    with pytest.raises(DraftError, match="has 90 ids, the model 100"):
-        Scheduler(model, 1, other)
+def test_draft_with_another_vocabulary_is_rejected(model: Llama, make_model: Callable[[Shape], Llama]) -> None:
+    draft_ = make_model(shape_of(Model(layers=1, width=16, heads=2), vocab_size=90, sequence_length=24))
+    with pytest.raises(DraftError, match=r"90 .*100"):
+        Scheduler(model, 1, draft_)
 
 
 def as_bytes(ids: Sequence[int]) -> str:
@@ -193,7 +204,7 @@ def as_bytes(ids: Sequence[int]) -> str:
 
 
 @given(st.text(max_size=12), st.lists(st.integers(1, 3), min_size=1))
-def test_streamed_pieces_are_the_whole_text_and_hold_no_half_character(text: str, sizes: list[int]) -> None:
+def test_streamed_pieces_join_to_the_text_without_partial_characters(text: str, sizes: list[int]) -> None:
     data, stream, pieces = text.encode(errors="replace"), TextStream(as_bytes), []
     place = 0
     while place < len(data):
@@ -205,13 +216,13 @@ def test_streamed_pieces_are_the_whole_text_and_hold_no_half_character(text: str
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in as_bytes(data)
 
 
-def test_an_unfinished_character_is_shown_as_such_only_at_the_end() -> None:
+def test_unfinished_character_is_replaced_only_at_the_end() -> None:
     stream = TextStream(as_bytes)
     assert [stream.push([byte]) for byte in "é€".encode()[:4]] == ["", "é", "", ""]
     assert stream.finish() == "\ufffd"
 
 
-def test_a_text_that_ends_the_answer_is_never_shown_not_even_its_beginning() -> None:
+def test_stop_text_is_never_streamed() -> None:
     stream = TextStream(as_bytes, ["</end>", "\n\n"])
     assert [stream.push(list(piece.encode())) for piece in ("a <", "/", "b </e", "nd> c", "d")] == [
         "a ",
@@ -222,5 +233,5 @@ def test_a_text_that_ends_the_answer_is_never_shown_not_even_its_beginning() -> 
     ]
     assert stream.is_stopped
     assert stream.finish() == ""
-    held = TextStream(as_bytes, ["stop"])
-    assert held.push(list(b"a sto")) + held.finish() == "a sto"
+    partial = TextStream(as_bytes, ["stop"])
+    assert partial.push(list(b"a sto")) + partial.finish() == "a sto"

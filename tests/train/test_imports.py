@@ -25,15 +25,15 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-def test_making_rows_loads_no_torch_and_reading_a_model_no_compiler() -> None:
-    """Each would be a second or two of every start; `export` loads all that reads a model and asks it."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+def test_data_stages_load_no_torch_and_export_loads_no_compiler() -> None:
+    """Either import takes a second or two; `export` loads all modules that read a model or generate with it."""
+    process = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False", "False"]
 
 
-def test_training_imports_with_neither_beam_nor_prefect_installed() -> None:
+def test_training_imports_without_beam_and_prefect() -> None:
     folder = Path(__file__).parents[2] / "train"
     modules = [".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")]
     assert {"stages.dpo", "loop.loop"} <= set(modules)
-    done = subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

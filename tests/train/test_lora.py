@@ -1,4 +1,4 @@
-"""Adapters: what they compute, what is trained, and that merging them changes nothing."""
+"""LoRA adapters: outputs, trained parameters, and merging."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def adapted(shape: Shape, lora: Lora) -> Llama:
     return model
 
 
-def test_a_layer_adds_its_scaled_product() -> None:
+def test_layer_adds_its_scaled_product() -> None:
     """W = [[1, 2]], A = [[1, 1], [0, 1]], B = [[1, 2]], x = (3, 4): 11 + alpha / 2 (1 * 7 + 2 * 4) = 11 + 7.5 alpha."""
     for lora, scale in ((Lora(rank=2, alpha=4), 2.0), (Lora(rank=2, alpha=4, rslora=True), 4 / 2**0.5)):
         layer = LoraLinear(torch.nn.Linear(2, 1, bias=False), lora)
@@ -52,7 +52,7 @@ def test_a_layer_adds_its_scaled_product() -> None:
 
 
 @pytest.mark.parametrize("lora", KINDS)
-def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(lora: Lora, tiny_shape: Shape) -> None:
+def test_new_adapters_change_nothing_and_merging_keeps_outputs(lora: Lora, tiny_shape: Shape) -> None:
     model, plain = adapted(tiny_shape, lora), Llama(tiny_shape)
     tensor_of = drawn(tiny_shape, 3)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(lora: Lora
     torch.testing.assert_close(plain(ids), changed, atol=1e-5, rtol=0)
 
 
-def test_only_adapters_are_trained_and_only_on_the_layers_that_are_named(tiny_shape: Shape) -> None:
+def test_only_adapters_of_target_layers_are_trained(tiny_shape: Shape) -> None:
     model = adapted(tiny_shape, Lora(rank=2, targets=("q_proj", "v_proj")))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {
@@ -82,10 +82,10 @@ def test_only_adapters_are_trained_and_only_on_the_layers_that_are_named(tiny_sh
     }
 
 
-def test_layers_that_a_model_does_not_have_are_named(tiny_shape: Shape) -> None:
+def test_missing_target_layer_is_named(tiny_shape: Shape) -> None:
     model = Llama(tiny_shape)
     del model.model.layers[0].mlp, model.model.layers[1].mlp
-    with pytest.raises(LoraError, match="no linear layer called up_proj"):
+    with pytest.raises(LoraError, match="up_proj"):
         adapt(model, Lora(targets=("q_proj", "up_proj")))
 
 
@@ -112,7 +112,7 @@ def start(
     return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}
 
 
-def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge_them(
+def test_sft_and_dpo_train_resume_and_merge_adapters(
     run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:
     words = ("json", "text", "file", "name", "list", "code")
@@ -137,15 +137,15 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     run_stage("sft", start, {**config, "steps": 4}, tmp_path / "resumed")
     for folder in ("whole", "resumed"):
         summary = run_stage("sft", start, config, tmp_path / folder)
-    one, other = (
+    uninterrupted, resumed = (
         load_file(tmp_path / folder / "data" / "model" / "model.safetensors") for folder in ("whole", "resumed")
     )
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     before, after = load_model(start["pretrain"] / "model"), load_model(tmp_path / "whole" / "data" / "model")
-    moved = {
+    changed = {
         name for name, parameter in after.named_parameters() if not torch.equal(parameter, before.get_parameter(name))
     }
-    assert moved == {name for name, _ in after.named_parameters() if "_proj" in name}
+    assert changed == {name for name, _ in after.named_parameters() if "_proj" in name}
     assert summary["last_loss"] < summary["first_loss"]
     adapters = load_file(tmp_path / "whole" / "data" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 3
@@ -173,35 +173,35 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     inputs = {**start, "sft": tmp_path / "whole" / "data"}
     run_stage("reference", inputs, pairs, tmp_path / "reference")
     inputs["reference"] = tmp_path / "reference" / "data"
-    found = run_stage(
+    dpo_summary = run_stage(
         "dpo",
         inputs,
         {**TRAINING, **pairs, "steps": 6, "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 2}},
         tmp_path / "dpo",
     )
-    # With B = 0 the policy is the reference, which is the model without adapters.
-    assert found["step_0"]["margin"] == pytest.approx(0.0, abs=1e-4)
-    assert found["last_loss"] < found["first_loss"]
+    # With B = 0 the policy equals the reference, the model without adapters.
+    assert dpo_summary["step_0"]["margin"] == pytest.approx(0.0, abs=1e-4)
+    assert dpo_summary["last_loss"] < dpo_summary["first_loss"]
 
 
 @pytest.mark.parametrize(("kind", "bytes_per_weight", "error"), [("int8", 1.02, 0.01), ("nf4", 0.53, 0.1)])
-def test_a_rounded_matrix_is_small_near_and_multiplied_as_what_it_stands_for(
+def test_quantised_matrix_is_small_accurate_and_multiplied_as_restored(
     kind: Any, bytes_per_weight: float, error: float
 ) -> None:
-    """Gradients go through it to its input. The error is a mean, relative to the mean size of a weight."""
+    """Gradients reach the input. The error is a mean, relative to the mean magnitude of a weight."""
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(192, 256, generator=generator)
     small = rounded(weight, kind)
-    whole = small.whole(torch.float32)
-    assert whole.shape == weight.shape
-    assert (whole - weight).abs().mean() < error * weight.abs().mean()
+    restored = small.whole(torch.float32)
+    assert restored.shape == weight.shape
+    assert (restored - weight).abs().mean() < error * weight.abs().mean()
     assert small.nbytes < bytes_per_weight * weight.numel() + (1200 if kind == "nf4" else 0)  # tables of 16 and 256
     x, gradient = (torch.randn(3, 5, width, generator=generator) for width in (256, 192))
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     out = product(ours, small)
-    expected = torch.nn.functional.linear(theirs, whole)
+    expected = torch.nn.functional.linear(theirs, restored)
     assert torch.equal(out, expected)
     out.backward(gradient)
     expected.backward(gradient)
@@ -210,7 +210,7 @@ def test_a_rounded_matrix_is_small_near_and_multiplied_as_what_it_stands_for(
 
 
 @pytest.mark.parametrize("kind", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
-def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_what_they_learned_on(
+def test_adapters_on_a_quantised_model_train_alike_and_merge_into_it(
     kind: str, run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:
     if kind == "nf4":
@@ -236,31 +236,33 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
     }
     plain = run_stage("sft", start, config, tmp_path / "plain")
     config = {**config, "lora": {**lora, "base": kind}}
-    run_stage("sft", start, {**config, "steps": 4}, tmp_path / "rounded")  # and goes on from there
-    found = run_stage("sft", start, config, tmp_path / "rounded")
-    whole = run_stage("sft", start, config, tmp_path / "at once")
-    assert found["first_loss"] == pytest.approx(plain["first_loss"], rel=0.01)
-    assert found["last_loss"] == pytest.approx(plain["last_loss"], rel=0.05)
-    assert found["last_loss"] < found["first_loss"]
-    base = found["lora_base"]
-    assert base == {**whole["lora_base"], "kind": kind}
-    # 2 layers of two (32, 32), two (16, 32) and three (48, 32) matrices; tables weigh much beside so small ones
+    run_stage("sft", start, {**config, "steps": 4}, tmp_path / "rounded")  # the next run resumes from there
+    summary = run_stage("sft", start, config, tmp_path / "rounded")
+    uninterrupted = run_stage("sft", start, config, tmp_path / "at once")
+    assert summary["first_loss"] == pytest.approx(plain["first_loss"], rel=0.01)
+    assert summary["last_loss"] == pytest.approx(plain["last_loss"], rel=0.05)
+    assert summary["last_loss"] < summary["first_loss"]
+    base = summary["lora_base"]
+    assert base == {**uninterrupted["lora_base"], "kind": kind}
+    # 2 layers of two (32, 32), two (16, 32) and three (48, 32) matrices; tables add much to matrices so small
     assert base["float32_bytes"] == 4 * 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
     assert base["bytes"] < base["float32_bytes"] * (0.3 if kind == "int8" else 0.45)
-    one, other = (load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("rounded", "at once"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    resumed_weights, uninterrupted_weights = (
+        load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("rounded", "at once")
+    )
+    assert all(torch.equal(resumed_weights[name], uninterrupted_weights[name]) for name in resumed_weights)
     before = load_file(start["pretrain"] / "model" / "model.safetensors")
     folder = tmp_path / "rounded" / "data" / "adapter"
-    named = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert named == f"{tmp_path.name}/pretrain/data/model"
-    assert named in (folder / "README.md").read_text()
+    base_name = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base_name == f"{tmp_path.name}/pretrain/data/model"
+    assert base_name in (folder / "README.md").read_text()
     assert {"nf4": "load_in_4bit=True", "int8": "in 8 bits"}[kind] in (folder / "README.md").read_text()
     adapters = load_file(folder / "adapter_model.safetensors")
     name = "model.layers.1.mlp.up_proj"
     down, up = (adapters[f"base_model.model.{name}.{part}.weight"] for part in ("lora_A", "lora_B"))
-    stands_for = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]
-    torch.testing.assert_close(one[f"{name}.weight"], stands_for + 8 / 4 * up @ down)
-    assert torch.equal(one["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    restored = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]
+    torch.testing.assert_close(resumed_weights[f"{name}.weight"], restored + 8 / 4 * up @ down)
+    assert torch.equal(resumed_weights["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
     sizes = [
         sum(path.stat().st_size for path in (tmp_path / run / "work" / "checkpoints" / "step-00000004").iterdir())
         for run in ("at once", "plain")
@@ -268,11 +270,11 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
     assert sizes[1] - sizes[0] > 0.9 * base["float32_bytes"]
 
 
-def test_roundings_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"lora.dora computes the norms .* remove one of the two"):
+def test_unavailable_quantisation_is_rejected_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"lora\.dora"):
         Lora(base="int8", dora=True)
-    with pytest.raises(LoraError, match=r"say compile: off, or remove lora\.base"):
+    with pytest.raises(LoraError, match=r"compile: off.* lora\.base"):
         check_rounding("int8", compiled=True)
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(LoraError, match=r"pip install 'gristmill\[quant\]', or say base: int8"):
+    with pytest.raises(LoraError, match=r"pip install 'gristmill\[quant\]'.* base: int8"):
         check_rounding("nf4", compiled=False)

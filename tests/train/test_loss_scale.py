@@ -8,7 +8,7 @@ from gristmill.train.optim.loss_scale import GROWTH_STEPS, LossScale
 CPU = torch.device("cpu")
 
 
-def test_an_overflow_halves_the_scale_and_enough_good_steps_double_it() -> None:
+def test_overflow_halves_the_scale_and_good_steps_double_it() -> None:
     scale = LossScale(CPU)
     scale.follow(torch.tensor(True))
     assert scale.value.item() == 2.0**15
@@ -21,8 +21,8 @@ def test_an_overflow_halves_the_scale_and_enough_good_steps_double_it() -> None:
     assert scale.value.item() == 2.0**16
 
 
-def test_the_peer_is_pytorchs_scaler() -> None:
-    """torch._amp_update_scale_, which its GradScaler calls, over the same overflows."""
+def test_scale_equals_that_of_gradscaler() -> None:
+    """Compares with torch._amp_update_scale_, which PyTorch's GradScaler calls."""
     overflows = torch.rand(5000, generator=torch.Generator().manual_seed(0)) < 0.001
     scale, peer, tracker = LossScale(CPU), torch.tensor(2.0**16), torch.tensor(0, dtype=torch.int32)
     for overflow in overflows:

@@ -22,16 +22,16 @@ from gristmill.train.objectives.losses import (
 IDENTITY = torch.eye(2)
 
 
-def test_targets_are_the_following_tokens_and_the_last_position_has_none() -> None:
+def test_targets_are_the_next_tokens() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     assert next_tokens(ids).tolist() == [[6, 7, 8, IGNORED]]
     mask = torch.tensor([[False, False, True, True]])
     assert next_tokens(ids, mask).tolist() == [[IGNORED, 7, 8, IGNORED]]
 
 
-def test_the_loss_of_fine_tuning_by_hand() -> None:
-    """Logits are the hidden states themselves. Token 1: logits (0, ln 3), target 1: p = 3/4, loss ln(4/3).
-    Token 2: logits (0, 0), target 0: loss ln 2. Token 3 is a prompt's: it counts for nothing.
+def test_sft_loss_is_derived_by_hand() -> None:
+    """Logits equal the hidden states. Token 1: logits (0, ln 3), target 1: p = 3/4, loss ln(4/3).
+    Token 2: logits (0, 0), target 0: loss ln 2. Token 3 belongs to a prompt, and does not count.
     With weight 1/2 (two trained tokens): (ln(4/3) + ln 2) / 2 = 0.4904146265.
     """
     hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [9.0, -9.0]]], requires_grad=True)
@@ -45,8 +45,8 @@ def test_the_loss_of_fine_tuning_by_hand() -> None:
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
-def test_what_compilers_fuse_is_the_same_loss(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced whole and run as written; chunks of three positions, the last one shorter."""
+def test_fused_loss_equals_the_plain_one(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and run eagerly, in chunks of three positions, the last one shorter."""
     monkeypatch.setattr(
         losses,
         "_compiled_logit_gradients",
@@ -66,8 +66,8 @@ def test_what_compilers_fuse_is_the_same_loss(z_loss: float, monkeypatch: pytest
         torch.testing.assert_close(fused_one, plain, atol=1e-6, rtol=1e-6)
 
 
-def test_a_gpu_is_given_more_logits_at_a_time() -> None:
-    """2^22 and 2^28 logits of 32,768 ids."""
+def test_chunks_are_larger_on_a_gpu() -> None:
+    """Chunks of 2^22 and 2^28 logits of 32,768 ids."""
     assert losses.chunk_rows(torch.empty(1 << 15, 2, device="meta")) == 128
     with torch._subclasses.FakeTensorMode():
         assert losses.chunk_rows(torch.empty(1 << 15, 2, device="cuda")) == 8192
@@ -75,7 +75,7 @@ def test_a_gpu_is_given_more_logits_at_a_time() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(2, 11), st.integers(1, 40), st.integers(0, 2**31))
-def test_the_chunked_loss_and_its_gradients_are_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:
+def test_chunked_loss_and_gradients_equal_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden, matrix, weights = (
         torch.randn(size, generator=generator, dtype=torch.float32) for size in ((n, t, 5), (v, 5), (n, t))
@@ -95,19 +95,19 @@ def test_the_chunked_loss_and_its_gradients_are_those_of_pytorch(n: int, t: int,
     assert torch.equal(correct, logits.argmax(-1) == targets)
     (3.0 * total).backward()
     (3.0 * (plain * weights).sum()).backward()
-    for mine, reference in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, reference.grad, atol=1e-5, rtol=1e-4)
+    for tensor, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(tensor.grad, reference.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_log_probability_of_an_answer_is_a_float32_sum_also_in_bfloat16() -> None:
-    """512 tokens of probability 1/2 each: -512 ln 2 = -354.891; bfloat16 could only say -354 or -356."""
+def test_log_probability_is_summed_in_float32() -> None:
+    """512 tokens of probability 1/2 each: -512 ln 2 = -354.891; bfloat16 would give -354 or -356."""
     hidden = torch.zeros(1, 512, 2, dtype=torch.bfloat16)
     logps = sequence_logps(hidden, IDENTITY.bfloat16(), torch.zeros(1, 512, dtype=torch.int64))
     assert logps.dtype == torch.float32
     assert logps.item() == pytest.approx(-354.8914, abs=1e-3)
 
 
-def test_the_log_probability_covers_answer_tokens_only() -> None:
+def test_log_probability_covers_answer_tokens_only() -> None:
     hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [0.0, 5.0]]])
     targets = torch.tensor([[1, 0, IGNORED]])
     assert sequence_logps(hidden, IDENTITY, targets).tolist() == pytest.approx([math.log(3 / 4) + math.log(1 / 2)])
@@ -115,9 +115,7 @@ def test_the_log_probability_covers_answer_tokens_only() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 40), st.sampled_from([1e-4, 0.3]), st.integers(0, 2**31))
-def test_the_z_loss_and_its_gradients_are_those_of_the_squared_log_of_the_normaliser(
-    chunk: int, z_loss: float, seed: int
-) -> None:
+def test_z_loss_and_gradients_equal_their_definition(chunk: int, z_loss: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 3, 5), (7, 5), (2, 3)))
     targets = torch.tensor([[1, IGNORED, 6], [0, 3, 2]])
@@ -128,15 +126,15 @@ def test_the_z_loss_and_its_gradients_are_those_of_the_squared_log_of_the_normal
     logits = F.linear(*theirs)
     plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 3)
     expected = ((plain + z_loss * logits.logsumexp(-1).square() * (targets != IGNORED)) * weights).sum()
-    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)  # what is reported has no z-loss in it
+    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)  # the reported loss excludes the z-loss
     torch.testing.assert_close(total, expected, atol=1e-4, rtol=1e-5)
     total.backward()
     expected.backward()
-    for mine, reference in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, reference.grad, atol=1e-4, rtol=1e-4)
+    for tensor, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(tensor.grad, reference.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_drawn_labels_follow_the_models_own_distribution_and_spare_what_is_not_trained() -> None:
+def test_drawn_labels_follow_the_distribution_of_the_model() -> None:
     hidden, matrix = torch.tensor([[[1.0]]]).expand(1, 20_000, 1), torch.tensor([[0.0], [math.log(2.0)], [math.log(5)]])
     targets = torch.zeros(1, 20_000, dtype=torch.int64)
     targets[0, 0] = IGNORED
@@ -147,7 +145,7 @@ def test_drawn_labels_follow_the_models_own_distribution_and_spare_what_is_not_t
     torch.testing.assert_close(shares, torch.tensor([1 / 8, 2 / 8, 5 / 8]), atol=0.01, rtol=0)
 
 
-def test_the_random_numbers_of_a_row_depend_on_its_tokens_the_position_and_the_draw_alone() -> None:
+def test_uniforms_depend_on_tokens_position_and_draw_only() -> None:
     ids = torch.randint(0, 1000, (6, 500), generator=torch.Generator().manual_seed(0))
     numbers = uniforms(ids, 7)
     assert torch.equal(uniforms(ids[2:3], 7), numbers[2:3])

@@ -1,4 +1,4 @@
-"""What preference optimisation made of each pair and answer: who is measured, and what is said of them."""
+"""Margins of pairs and answers after preference optimisation: selection, rewards and report."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gristmill.train.objectives.preference_report import (
 )
 
 
-def said(text: str) -> list[dict[str, str]]:
+def assistant_turn(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-def dpo(**told: Any) -> Dpo:
-    return Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **told})
+def dpo(**options: Any) -> Dpo:
+    return Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **options})
 
 
-def test_all_that_is_held_out_is_measured_and_others_in_the_order_of_their_ids() -> None:
+def test_held_out_examples_and_the_first_ids_are_measured() -> None:
     ids, held_out = ["d", "c", "b", "a", "b"], np.array([True, False, False, False, False])
     assert measured_again(ids, held_out, 2).tolist() == [0, 2, 3]
     assert measured_again(ids, held_out, 0).tolist() == [0]
@@ -42,21 +42,26 @@ def test_all_that_is_held_out_is_measured_and_others_in_the_order_of_their_ids()
         ({"loss": "simpo", "beta": 2.0}, [2.0 * -3.0 / 3, 2.0 * -6.0 / 2]),
     ],
 )
-def test_rewards_are_what_the_loss_calls_so(loss: dict[str, Any], expected: list[float]) -> None:
+def test_rewards_follow_the_definition_of_the_loss(loss: dict[str, Any], expected: list[float]) -> None:
     rewards = pair_rewards(np.array([[-3.0, -6.0]]), np.array([[-4.0, -4.0]]), np.array([[3, 2]]), dpo(**loss))
     assert rewards[0].tolist() == pytest.approx(expected)
 
 
-def test_the_worst_pairs_come_first_and_sets_say_how_many_are_wrong(tmp_path: Path) -> None:
+def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> None:
     rows: Any = SimpleNamespace(ids=["a", "b", "c", "d"], sets=np.array([0, 0, 1, 1]))
     rewards = np.array([[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32)
     table = pair_margins(rows, ["x", "y"], np.arange(4), rewards, np.array([False, False, False, True]))
     records = {
-        one: {"prompt": said("p" * 400), "chosen": said(f"yes {one}"), "rejected": said("no")} for one in rows.ids
+        row: {
+            "prompt": assistant_turn("p" * 400),
+            "chosen": assistant_turn(f"yes {row}"),
+            "rejected": assistant_turn("no"),
+        }
+        for row in rows.ids
     }
-    found = write_margins(tmp_path / "margins.parquet", table, records)
-    assert [(one["id"], one["margin"]) for one in found["worst"]] == [("a", -2.0), ("c", -2.0), ("b", 1.0), ("d", 4.0)]
-    assert found["worst"][0] == {
+    report = write_margins(tmp_path / "margins.parquet", table, records)
+    assert [(row["id"], row["margin"]) for row in report["worst"]] == [("a", -2.0), ("c", -2.0), ("b", 1.0), ("d", 4.0)]
+    assert report["worst"][0] == {
         "id": "a",
         "set": "x",
         "held_out": False,
@@ -67,14 +72,14 @@ def test_the_worst_pairs_come_first_and_sets_say_how_many_are_wrong(tmp_path: Pa
         "chosen_text": "yes a",
         "rejected_text": "no",
     }
-    assert {part: (right["value"], right["units"]) for part, right in found["right"].items()} == {
+    assert {part: (accuracy["value"], accuracy["units"]) for part, accuracy in report["right"].items()} == {
         "trained": (pytest.approx(1 / 3), 3),
         "held_out": (1.0, 1),
     }
-    trained = found["right"]["trained"]
+    trained = report["right"]["trained"]
     assert (trained["low"], trained["high"]) == pytest.approx((0.0615, 0.7923), abs=1e-4)
-    assert found["right"]["held_out"]["low"] < 0.5
-    assert found["sets"] == [
+    assert report["right"]["held_out"]["low"] < 0.5
+    assert report["sets"] == [
         {"name": "x", "trained": {"measured": 2, "wrong": 0.5, "median": -0.5}},
         {
             "name": "y",
@@ -85,7 +90,7 @@ def test_the_worst_pairs_come_first_and_sets_say_how_many_are_wrong(tmp_path: Pa
     assert pq.read_table(tmp_path / "margins.parquet").equals(table)
 
 
-def test_an_undesirable_answer_is_wrong_where_it_gained() -> None:
+def test_margin_of_an_undesirable_answer_is_negated() -> None:
     rows: Any = SimpleNamespace(
         ids=["a", "a", "b"], sets=np.zeros(3, dtype=int), desirable=np.array([True, False, False])
     )

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are masked, what an encoder learns of them, and where it can go."""
+"""Masked language modelling: masked tokens, encoder training, and restrictions of encoders."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ENCODER = {"layers": 2, "width": 32, "heads": 4, "ffn_width": 48}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
-    """With a mask token."""
-    return made_inputs(tmp_path_factory, texts, [MASK])
+    """Inputs whose tokenizer has a mask token."""
+    return make_inputs(tmp_path_factory, texts, [MASK])
 
 
-def made_inputs(
+def make_inputs(
     tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str], special_tokens: list[str]
 ) -> dict[str, Path]:
-    """A tokenizer of 400 ids with some special tokens, and a packed set of its tokens."""
+    """Make a tokenizer of 400 ids with some special tokens, and a packed set of its tokens."""
     from gristmill.tokenize.encoding.vocabulary import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
@@ -80,12 +80,12 @@ def masking(inputs: dict[str, Path], seed: int = 5, **section: Any) -> Masking:
     return masking_of(Masked.model_validate(section), load(inputs["tokenizer"]), seed)
 
 
-def laid(how: Masking, rows: np.ndarray, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return how(read(rows), step)[:2]
+def mask_rows(masking_: Masking, rows: np.ndarray, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return masking_(read(rows), step)[:2]
 
 
 def read(rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None = None) -> Read:
-    """Rows whose padding begins behind so many tokens."""
+    """Make rows whose padding starts after `filled` tokens."""
     positions = filled_positions(np.full(len(rows), rows.shape[1] if filled is None else filled), rows.shape[1])
     numbers = np.arange(len(rows)) if numbers is None else numbers
     return Read(rows, positions, numbers, np.zeros(len(rows), dtype=np.int64))
@@ -95,7 +95,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_an_encoder_learns_and_its_sources_add_up(
+def test_encoder_learns_and_its_sources_add_up(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, {**config, "steps": 30}, tmp_path)
@@ -106,52 +106,54 @@ def test_an_encoder_learns_and_its_sources_add_up(
         sources = line["sources"].values()
         tokens = sum(source["tokens"] for source in sources)
         assert 0.15 * 6 * LENGTH < tokens < 0.45 * 6 * LENGTH
-        assert line["loss"] == pytest.approx(sum(one["loss"] * one["tokens"] for one in sources) / tokens, rel=1e-12)
+        assert line["loss"] == pytest.approx(
+            sum(by_source["loss"] * by_source["tokens"] for by_source in sources) / tokens, rel=1e-12
+        )
 
 
-def test_bert_s_shares_are_kept(inputs: dict[str, Path], rows: np.ndarray) -> None:
-    """15 % of 64,000 tokens, of which 80 % are the mask token and 10 % others; five deviations of either side."""
+def test_masking_keeps_the_shares_of_bert(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    """15 % of 64,000 tokens, of which 80 % become the mask token and 10 % others, within five deviations."""
     tokens = np.tile(rows, (25, 1))
-    how = masking(inputs, rate=0.15)
-    ids, targets = laid(how, tokens)
+    masking_ = masking(inputs, rate=0.15)
+    ids, targets = mask_rows(masking_, tokens)
     chosen = targets != IGNORED
     assert (ids[~chosen] == tokens[~chosen]).all()
     assert (targets[chosen] == tokens[chosen]).all()
     count = int(chosen.sum())
     assert abs(chosen.mean() - 0.15) < 5 * math.sqrt(0.15 * 0.85 / chosen.size)
-    masked = (ids[chosen] == how.mask).mean()
+    masked = (ids[chosen] == masking_.mask).mean()
     assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / count)
     assert abs((ids[chosen] == tokens[chosen]).mean() - 0.1) < 0.01 + 5 * math.sqrt(0.1 * 0.9 / count)
 
 
-def test_what_is_masked_depends_on_seed_step_row_and_place_alone(inputs: dict[str, Path], rows: np.ndarray) -> None:
-    how = masking(inputs)
-    ids, targets = laid(how, rows, step=3)
-    some = np.array([7, 2])
-    again = how(read(rows[some], numbers=some), 3)
-    assert (again.inputs == ids[some]).all()
-    assert (again.targets == targets[some]).all()
-    for other in (laid(how, rows, step=4), laid(masking(inputs, seed=6), rows, step=3)):
-        assert 0.2 < (other[1] != targets).mean() < 0.7
+def test_masking_depends_on_seed_step_row_and_place_only(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    masking_ = masking(inputs)
+    ids, targets = mask_rows(masking_, rows, step=3)
+    numbers = np.array([7, 2])
+    again = masking_(read(rows[numbers], numbers=numbers), 3)
+    assert (again.inputs == ids[numbers]).all()
+    assert (again.targets == targets[numbers]).all()
+    for masked_rows_ in (mask_rows(masking_, rows, step=4), mask_rows(masking(inputs, seed=6), rows, step=3)):
+        assert 0.2 < (masked_rows_[1] != targets).mean() < 0.7
 
 
-def test_masks_are_those_that_trained_models_have_seen(inputs: dict[str, Path]) -> None:
-    """Other draws would make a resumed training another one."""
-    _, targets = laid(masking(inputs), np.arange(100, 132)[None], step=2)
+def test_masks_are_golden(inputs: dict[str, Path]) -> None:
+    """Other draws would change a resumed training."""
+    _, targets = mask_rows(masking(inputs), np.arange(100, 132)[None], step=2)
     assert np.flatnonzero(targets[0] != IGNORED).tolist()[:6] == GOLDEN_PLACES
 
 
-def test_special_tokens_and_padding_are_never_chosen(inputs: dict[str, Path], rows: np.ndarray) -> None:
-    how, tokens = masking(inputs, rate=0.9), rows.copy()
+def test_special_tokens_and_padding_are_never_masked(inputs: dict[str, Path], rows: np.ndarray) -> None:
+    masking_, tokens = masking(inputs, rate=0.9), rows.copy()
     tokens[:, ::4] = load(inputs["tokenizer"]).eos
-    found = how(read(tokens, 20), 0)
-    assert (found.targets[:, ::4] == IGNORED).all()
-    assert (found.targets[:, 20:] == IGNORED).all()
-    assert (found.targets[:, 1:20:4] != IGNORED).mean() > 0.7
+    masked_ = masking_(read(tokens, 20), 0)
+    assert (masked_.targets[:, ::4] == IGNORED).all()
+    assert (masked_.targets[:, 20:] == IGNORED).all()
+    assert (masked_.targets[:, 1:20:4] != IGNORED).mean() > 0.7
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
+def test_masking_equals_that_of_transformers_at_the_same_draws(
     inputs: dict[str, Path], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch, whole_words: bool
 ) -> None:
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -159,10 +161,10 @@ def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
     text, tokenizer = " ".join(texts["prose"].split()), load(inputs["tokenizer"])
     encoded = tokenizer.tokenizer.encode(text)
     ids, offsets = np.array(encoded.ids)[None, :600], np.array(encoded.offsets)[None, :600]
-    # transformers tells words by the gaps between tokens: blanks belong to none.
+    # transformers recognises words by gaps between tokens, so that blanks belong to no token.
     offsets[..., 0] += np.array([text[start] == " " for start in offsets[0, :, 0]])
     shares = {"mask_share": 1.0, "random_share": 0.0} if whole_words else {}
-    how = masking(inputs, rate=0.3, whole_words=whole_words, **shares)
+    masking_ = masking(inputs, rate=0.3, whole_words=whole_words, **shares)
     collator = DataCollatorForLanguageModeling(
         PreTrainedTokenizerFast(tokenizer_object=tokenizer.tokenizer, mask_token=MASK, eos_token="<|endoftext|>"),
         whole_word_mask=whole_words,
@@ -172,27 +174,27 @@ def test_the_collator_of_transformers_gives_the_same_at_the_same_draws(
     )
     places = np.arange(ids.shape[1])[None]
     chosen, kind, drawn = (
-        draws(how.key(name, 7), np.zeros_like(places), places) for name in ("chosen", "kind", "drawn")
+        draws(masking_.key(name, 7), np.zeros_like(places), places) for name in ("chosen", "kind", "drawn")
     )
     numbers = iter((chosen, kind, (kind - 0.8) / 0.2))
     monkeypatch.setattr(torch, "bernoulli", lambda share, generator=None: torch.from_numpy(next(numbers)) < share)
     monkeypatch.setattr(torch, "randint", lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)))
-    inputs_there, labels = collator.torch_mask_tokens(
+    their_inputs, labels = collator.torch_mask_tokens(
         torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets
     )
-    ours = how(read(ids), 7)
+    ours = masking_(read(ids), 7)
     assert (ours.targets == labels.numpy()).all()
-    assert (ours.inputs == inputs_there.numpy()).all()
+    assert (ours.inputs == their_inputs.numpy()).all()
     words = "".join("x" if chosen else " " for chosen in ours.targets[0] != IGNORED)
     assert 0.1 < words.count("x") / len(words) < 0.5
 
 
-def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer_folder: Path) -> None:
-    with pytest.raises(NoMaskTokenError, match=r"no special token that stands for a masked one; it needs <\|mask\|>"):
+def test_tokenizer_without_a_mask_token_is_rejected(tokenizer_folder: Path) -> None:
+    with pytest.raises(NoMaskTokenError, match=r"<\|mask\|>"):
         masking_of(Masked(), load(tokenizer_folder), 0)
 
 
-def test_a_stopped_training_resumes_to_the_same_bits_and_micro_batches_change_nothing(
+def test_encoder_training_resumes_exactly_and_ignores_micro_batches(
     run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {**config, "steps": 5, "masked": {"whole_words": True}}
@@ -200,16 +202,16 @@ def test_a_stopped_training_resumes_to_the_same_bits_and_micro_batches_change_no
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 1}, tmp_path / "small")
-    whole, cut, small = (
+    uninterrupted, resumed, small = (
         load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("whole", "cut", "small")
     )
-    for name, tensor in whole.items():
-        assert torch.equal(cut[name], tensor)
+    for name, tensor in uninterrupted.items():
+        assert torch.equal(resumed[name], tensor)
         torch.testing.assert_close(small[name], tensor, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parallel
-def test_sharded_over_two_processes_an_encoder_learns_the_same(
+def test_sharded_encoder_trains_alike(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {
@@ -238,24 +240,24 @@ def test_sharded_over_two_processes_an_encoder_learns_the_same(
     assert_same(tmp_path / "two", tmp_path / "alone", 1)
 
 
-def test_tokens_see_their_document_on_both_sides_and_nothing_else(inputs: dict[str, Path]) -> None:
+def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> None:
     shape = replace(shape_of(Model.model_validate(ENCODER), 100, 24, encoder=True), document_mask=True)
     model = encoder_of(shape)
     ids = torch.randint(0, 100, (1, 24), generator=torch.Generator().manual_seed(1))
     positions = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
     before = model(ids, positions=positions)
-    for place, changed in ((3, range(10)), (12, range(10, 19)), (21, range(19, 24))):
-        other = ids.clone()
-        other[0, place] = (other[0, place] + 1) % 100
-        differs = (model(other, positions=positions) - before).abs().amax(dim=-1)[0] > 1e-7
-        assert differs.nonzero().squeeze(1).tolist() == [*changed]
+    for place, affected in ((3, range(10)), (12, range(10, 19)), (21, range(19, 24))):
+        changed_ids = ids.clone()
+        changed_ids[0, place] = (changed_ids[0, place] + 1) % 100
+        differs = (model(changed_ids, positions=positions) - before).abs().amax(dim=-1)[0] > 1e-7
+        assert differs.nonzero().squeeze(1).tolist() == [*affected]
     alone = model(ids[:, 10:19])
     torch.testing.assert_close(before[:, 10:19], alone, atol=1e-5, rtol=0)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def encoder_of(shape: Shape) -> Encoder:
-    """With weights larger than the initial ones, so that a mistake shows."""
+    """Make an encoder with weights larger than the initial ones, so that a mistake shows."""
     model, tensor_of = Encoder(shape), drawn(shape, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -264,7 +266,7 @@ def encoder_of(shape: Shape) -> Encoder:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_export_is_a_modernbert_of_transformers_with_equal_logits(
+def test_exported_modernbert_has_equal_logits_in_transformers(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, tied: bool
 ) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer, ModernBertForMaskedLM
@@ -273,59 +275,59 @@ def test_an_export_is_a_modernbert_of_transformers_with_equal_logits(
     run_stage("pretrain", inputs, {**config, "steps": 2, "model": model}, tmp_path / "run")
     run_stage("export", {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"}, {}, tmp_path / "out")
     folder = tmp_path / "out" / "data"
-    theirs, told = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    theirs, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert isinstance(theirs, ModernBertForMaskedLM)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
     assert AutoTokenizer.from_pretrained(folder).mask_token == MASK
     rows = torch.from_numpy(PackedSet(inputs["mix"]).read(np.arange(4)))
     for ours in (load_model(tmp_path / "run" / "data" / "model", kind="encoder"), load_model(folder, kind="encoder")):
         with torch.no_grad():
             torch.testing.assert_close(ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5)
     assert "AutoModelForMaskedLM" in (folder / "README.md").read_text()
-    with pytest.raises(WeightsError, match="is an encoder, which fills in masked tokens and cannot write text"):
+    with pytest.raises(WeightsError, match="is an encoder"):
         load_model(folder)
 
 
-def test_pseudo_perplexity_and_masked_accuracy_are_what_their_definitions_say(
+def test_pseudo_perplexity_and_masked_accuracy_equal_their_definitions(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Every token alone behind the mask token, one forward pass at a time."""
+    """Masks one token at a time, with one forward pass each."""
     run_stage("pretrain", inputs, {**config, "steps": 20}, tmp_path / "run")
-    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "out")
+    evaluation = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "out")
     model = load_model(tmp_path / "run" / "data" / "model", kind="encoder")
-    how = masking(inputs, seed=2, **dict(MEASURED))
-    for source, measured in found["models"]["pretrain"]["sources"].items():
+    masking_ = masking(inputs, seed=2, **dict(MEASURED))
+    for source, measures in evaluation["models"]["pretrain"]["sources"].items():
         rows = torch.from_numpy(PackedSet(inputs["mix"]).validation(source).astype(np.int64))
         nats = []
         with torch.no_grad():
             for place in range(LENGTH):
                 ids = rows.clone()
-                ids[:, place] = how.mask
+                ids[:, place] = masking_.mask
                 nats.append(torch.nn.functional.cross_entropy(model(ids)[:, place], rows[:, place], reduction="none"))
-            assert measured["pseudo_perplexity"] == pytest.approx(torch.stack(nats).mean().exp().item(), rel=1e-5)
-            ids, targets = (torch.from_numpy(part) for part in laid(how, rows.numpy(), -1))
-            right = (model(ids).argmax(dim=-1) == targets)[targets != IGNORED]
-        assert measured["masked_accuracy"] == pytest.approx(right.float().mean().item())
-        assert measured["tokens"] == rows.numel()
-        assert measured["masked_tokens"] == len(right)
+            assert measures["pseudo_perplexity"] == pytest.approx(torch.stack(nats).mean().exp().item(), rel=1e-5)
+            ids, targets = (torch.from_numpy(part) for part in mask_rows(masking_, rows.numpy(), -1))
+            is_correct = (model(ids).argmax(dim=-1) == targets)[targets != IGNORED]
+        assert measures["masked_accuracy"] == pytest.approx(is_correct.float().mean().item())
+        assert measures["tokens"] == rows.numel()
+        assert measures["masked_tokens"] == len(is_correct)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "needs a model that predicts the next token"),
-        ({"evaluate": {"prompts": ["The"]}}, "needs a model that predicts the next token"),
-        ({"export": {"int8": True}}, "needs a model that predicts the next token"),
-        ({"tokenizer": {"vocab_size": 300}}, "needs a mask token: name it in tokenizer.special_tokens"),
+        ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "next token"),
+        ({"evaluate": {"prompts": ["The"]}}, "next token"),
+        ({"export": {"int8": True}}, "next token"),
+        ({"tokenizer": {"vocab_size": 300}}, "tokenizer.special_tokens"),
         (
             {"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}},
-            "model.qk_norm has no effect on the enc",
+            "model.qk_norm",
         ),
-        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "add up to more than 1"),
+        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "mask_share.*random_share"),
     ],
 )
-def test_what_an_encoder_cannot_do_is_refused_before_any_work(
+def test_stage_that_an_encoder_cannot_run_is_rejected_before_any_work(
     stage_config: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ManifestError, match=message):

@@ -1,4 +1,4 @@
-"""Merged checkpoints equal their mean, and are refused where they are not there."""
+"""Merged checkpoints: selection, weights, the mean, and rejected requests."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ WSD = {"steps": 100, "schedule": {"decay_fraction": 0.2}}
         ({"last": 2, "every": 50}, {"steps": 100, "schedule": {"kind": "constant"}}, [50, 100]),
     ],
 )
-def test_the_last_checkpoints_before_the_decay_or_the_end_are_merged(
+def test_last_checkpoints_before_the_decay_or_the_end_are_merged(
     merge: dict[str, Any], training: dict[str, Any], steps: list[int]
 ) -> None:
     assert merged_steps(Merge.model_validate(merge), Pretrain.model_validate(training)) == steps
 
 
-def test_shares_are_the_weights_over_their_sum() -> None:
+def test_shares_are_normalised_weights() -> None:
     assert Merge(last=4, every=1).shares == [0.25] * 4
     assert Merge(last=3, every=1, weights="linear").shares == [1 / 6, 2 / 6, 3 / 6]
     assert Merge(last=2, every=1, weights=(3.0, 1.0)).shares == [0.75, 0.25]
 
 
-def test_what_cannot_be_merged_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="weights has 2 numbers, but last asks for 3"):
+def test_impossible_merge_is_rejected_with_the_fix() -> None:
+    with pytest.raises(ValueError, match=r"weights .*2.* last .*3"):
         Merge(last=3, every=1, weights=(1.0, 2.0))
-    with pytest.raises(ValueError, match="the schedule is cosine; set until: end"):
+    with pytest.raises(ValueError, match=r"cosine.*until: end"):
         merged_steps(Merge(last=2, every=10), Pretrain.model_validate({"steps": 100, "schedule": {"kind": "cosine"}}))
-    with pytest.raises(ValueError, match="of the 80 steps before the decay begins only 2 are multiples of 30"):
+    with pytest.raises(ValueError, match=r"80 steps .* 2 .* 30"):
         merged_steps(Merge(last=3, every=30), Pretrain.model_validate(WSD))
     assert merge_problems(10, 20, 40) is None
     for saved, permanent, every in ((10, None, 40), (30, 20, 40), (10, 30, 40)):
         assert "engine.permanent_every" in str(merge_problems(saved, permanent, every))
 
 
-def test_a_manifest_merges_a_pretraining_whose_checkpoints_stay(tmp_path: Path) -> None:
+def test_manifest_must_keep_the_checkpoints_to_merge(tmp_path: Path) -> None:
     lines = {
         "name": "m",
         "sources": {"a": {"path": "a.txt"}},
@@ -73,16 +73,16 @@ def test_a_manifest_merges_a_pretraining_whose_checkpoints_stay(tmp_path: Path) 
     }
 
     def problems(**sections: Any) -> str:
-        with pytest.raises(ManifestError) as refused:
+        with pytest.raises(ManifestError) as error:
             parse_manifest(json.dumps({**lines, **sections}), str(tmp_path / "m.yaml"))
-        return str(refused.value)
+        return str(error.value)
 
     merge = {"last": 3, "every": 20}
     assert "merge: of the" not in problems(merge={**merge, "weights": [1]})
     assert "merge: last: 5 checkpoints, 20 steps apart" in problems(merge={"last": 5, "every": 20})
-    assert "has no running mean beside it" in problems(merge=merge, export={"weights": "average"})
-    given = {"pretrain": None, "model": {"path": "given"}, "sources": None, "mix": None, "tokenizer": None}
-    assert "merges checkpoints of `pretrain:`" in problems(merge=merge, **given)
+    assert "export" in problems(merge=merge, export={"weights": "average"})
+    given_model = {"pretrain": None, "model": {"path": "given"}, "sources": None, "mix": None, "tokenizer": None}
+    assert "`pretrain:`" in problems(merge=merge, **given_model)
     manifest = parse_manifest(
         json.dumps({**lines, "merge": merge, "sft": {"data": [{"path": "c"}], "steps": 1}}), str(tmp_path / "m.yaml")
     )
@@ -91,7 +91,7 @@ def test_a_manifest_merges_a_pretraining_whose_checkpoints_stay(tmp_path: Path) 
     assert "engine.permanent_every (now absent) to 20" in message
 
 
-def test_a_merged_model_is_the_mean_of_its_checkpoints_and_measured_beside_them(
+def test_merged_model_is_the_mean_of_its_checkpoints(
     run_stage: Callable[..., dict[str, Any]],
     stage_config: Any,
     tokenizer_folder: Path,
@@ -110,7 +110,7 @@ def test_a_merged_model_is_the_mean_of_its_checkpoints_and_measured_beside_them(
     config["bootstrap_samples"] = 20
     summary = run_stage("merge", inputs, config, tmp_path / "merged")
 
-    found = load_file(tmp_path / "merged" / "data" / "model" / "model.safetensors")
+    merged_weights = load_file(tmp_path / "merged" / "data" / "model" / "model.safetensors")
     last = load_file(inputs["pretrain"] / "model" / "model.safetensors")
     total = {name: last[name].astype(np.float64) * 3 for name in last}
     for step, weight in ((6, 1), (9, 2)):
@@ -119,30 +119,30 @@ def test_a_merged_model_is_the_mean_of_its_checkpoints_and_measured_beside_them(
         dcp.load(saved, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)
         for name in last:
             total[name] += weight * saved[f"model.{name}"].numpy().astype(np.float64)
-    assert found.keys() == last.keys()
-    for name, values in found.items():
+    assert merged_weights.keys() == last.keys()
+    for name, values in merged_weights.items():
         assert values.dtype == np.float32
-        # Neighbours are often halfway between two float32 numbers: either is right.
+        # A mean is often halfway between two float32 numbers, and either is correct.
         np.testing.assert_array_max_ulp(values, (total[name] / 6).astype(np.float32), 1)
 
     models = read_json(tmp_path / "merged" / "data" / "merged.json")["models"]
-    assert [one["model"] for one in models] == ["step 6", "step 9", "step 12", "merged", "step 12, the last"]
-    assert [one["share"] for one in models] == [1 / 6, 2 / 6, 3 / 6, None, None]
-    measured = {one["model"]: one["sources"] for one in models}
-    assert measured["step 12"] == measured["step 12, the last"] != measured["step 9"]
+    assert [entry["model"] for entry in models] == ["step 6", "step 9", "step 12", "merged", "step 12, the last"]
+    assert [entry["share"] for entry in models] == [1 / 6, 2 / 6, 3 / 6, None, None]
+    sources_by_model = {entry["model"]: entry["sources"] for entry in models}
+    assert sources_by_model["step 12"] == sources_by_model["step 12, the last"] != sources_by_model["step 9"]
     section = merged({"merged": {"models": models}}, "merge")
     assert section is not None
     table = section.parts[0]
     assert isinstance(table, Table)
     assert [row[:3] for row in table.rows[2:4]] == [["step 9", "33.3%", "code"], ["step 9", "33.3%", "prose"]]
-    assert table.rows[6][3].startswith(f"{measured['merged']['code']['bits_per_byte']:.4f} [")
+    assert table.rows[6][3].startswith(f"{sources_by_model['merged']['code']['bits_per_byte']:.4f} [")
     again = measure_sources(
         load_model(tmp_path / "merged" / "data" / "model"),
         PackedSet(mix_folder),
         tokenizer_folder,
         Evaluate(seed=config["seed"], bootstrap_samples=20),
     )
-    assert measured["merged"] == summary["sources"] == again
+    assert sources_by_model["merged"] == summary["sources"] == again
 
     shutil.rmtree(tmp_path / "trained" / "work" / "checkpoints" / "step-00000009")
     with pytest.raises(MergeError, match=r"no complete checkpoint of step 9 \(there are: 3, 6\)"):

@@ -1,4 +1,4 @@
-"""The objective of pre-training, on rows that end in padding."""
+"""The pre-training objective on rows that end in padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAD, EOS, LENGTH, VOCAB = 1, 0, 24, 100
 
 
 def padded_set(folder: Path, padding: int) -> PackedSet:
-    """Three rows of 24 tokens: two full ones and one of 10, whose document holds the padding's id itself."""
+    """Write three rows of 24 tokens, two full and one of 10, whose documents contain the id of the padding."""
     rows = np.random.default_rng(4).integers(2, VOCAB, (3, LENGTH))
     rows[:, 5] = PAD
     rows[1, 10:] = padding
@@ -51,9 +51,7 @@ def loss_and_gradient(packed: PackedSet, model: Any, rows: np.ndarray) -> tuple[
     return loss.item(), sums.tolist(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def test_padding_is_neither_trained_on_nor_counted_whatever_its_id(
-    tiny_shape: Any, make_model: Any, tmp_path: Path
-) -> None:
+def test_padding_is_neither_trained_nor_counted(tiny_shape: Any, make_model: Any, tmp_path: Path) -> None:
     model, rows = make_model(tiny_shape), np.array([1, 0])
     with_pad = loss_and_gradient(padded_set(tmp_path / "pad", PAD), model, rows)
     with_text = loss_and_gradient(padded_set(tmp_path / "text", 57), model, rows)
@@ -65,9 +63,7 @@ def test_padding_is_neither_trained_on_nor_counted_whatever_its_id(
     assert with_pad[0] == pytest.approx(with_pad[1][0] / predicted)
 
 
-def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
-    tiny_shape: Any, make_model: Any, tmp_path: Path
-) -> None:
+def test_document_token_with_the_padding_id_is_trained(tiny_shape: Any, make_model: Any, tmp_path: Path) -> None:
     packed = padded_set(tmp_path, PAD)
     objective = NextToken(packed, 3, torch.ones(VOCAB), tiny_shape)
     assert objective.weight(np.array([0])) == LENGTH - 1
@@ -78,19 +74,17 @@ def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
     assert sums[2] == LENGTH - 1
 
 
-def test_every_document_is_blamed_for_the_losses_of_its_own_tokens(
-    tiny_shape: Any, make_model: Any, tmp_path: Path
-) -> None:
-    """Row 1 holds a piece of 4 tokens and one of 6, then padding; its losses lie one position before each token."""
+def test_every_document_is_blamed_for_its_own_losses(tiny_shape: Any, make_model: Any, tmp_path: Path) -> None:
+    """Row 1 has pieces of 4 and 6 tokens, then padding; each loss is one position before its token."""
     objective = NextToken(padded_set(tmp_path, PAD), 3, torch.ones(VOCAB), tiny_shape)
     rows = np.array([2, 1])
-    measured = objective.loss(make_model(tiny_shape), objective.prepare(rows), 1.0)
-    losses = measured.row_losses.numpy()
+    result = objective.loss(make_model(tiny_shape), objective.prepare(rows), 1.0)
+    losses = result.row_losses.numpy()
     assert (losses[1, 9:] == UNTRAINED).all()
-    assert losses[losses != UNTRAINED].sum() == pytest.approx(measured.sums[0].item(), rel=1e-6)
-    found = {(one["row"], one["start"]): one for one in objective.blame(rows, losses)}
-    assert found[1, 0]["loss"] == pytest.approx(losses[1, :3].mean(), rel=1e-6)
-    assert found[1, 4]["loss"] == pytest.approx(losses[1, 3:9].mean(), rel=1e-6)
-    assert found[2, 0]["loss"] == pytest.approx(losses[0, : LENGTH - 1].mean(), rel=1e-6)
-    assert (found[1, 4]["id"], found[1, 4]["source"], found[1, 4]["tokens"]) == (b"d".hex() * 16, "all", 6)
-    assert found[1, 4]["head"] == objective.packed.read(np.array([1]))[0, 4:10].tolist()
+    assert losses[losses != UNTRAINED].sum() == pytest.approx(result.sums[0].item(), rel=1e-6)
+    blame = {(entry["row"], entry["start"]): entry for entry in objective.blame(rows, losses)}
+    assert blame[1, 0]["loss"] == pytest.approx(losses[1, :3].mean(), rel=1e-6)
+    assert blame[1, 4]["loss"] == pytest.approx(losses[1, 3:9].mean(), rel=1e-6)
+    assert blame[2, 0]["loss"] == pytest.approx(losses[0, : LENGTH - 1].mean(), rel=1e-6)
+    assert (blame[1, 4]["id"], blame[1, 4]["source"], blame[1, 4]["tokens"]) == (b"d".hex() * 16, "all", 6)
+    assert blame[1, 4]["head"] == objective.packed.read(np.array([1]))[0, 4:10].tolist()

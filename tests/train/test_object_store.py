@@ -1,4 +1,4 @@
-"""Training on a packed set, and in a folder, of an S3-compatible server behind a network that fails: the same model."""
+"""Training on a packed set, and in a folder, of a faulty S3-compatible server: the same model."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from gristmill.train.worker_main import write_error
 from tests.stores import BUCKET
 
 FAULTS = ("500", "cut", "short", "flip", "hang")
-"""What happens to requests for tokens and checksums, by turns, and every other one is let through."""
+"""Faults of requests for tokens and checksums, in turn; every other request succeeds."""
 
 
 class FaultyNetwork(Network):
-    """Spoils GETs of objects while `is_faulty` is set, and kills a training before one request."""
+    """Corrupts GETs of objects while `is_faulty` is set, and kills a training before one request."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
-        self.away = False
+        self.is_down = False
         self.kill_before: tuple[str, str] | None = None
         self.kill: Callable[[], None] = lambda: None
-        self.asked: list[tuple[str, str]] = []
-        self.spoilt: list[str] = []
+        self.requested: list[tuple[str, str]] = []
+        self.faults: list[str] = []
 
     def fault(self, method: str, path: str) -> str | None:
-        """What happens to this request."""
-        self.asked.append((method, path.partition("?")[0]))
+        """Return the fault of this request."""
+        self.requested.append((method, path.partition("?")[0]))
         if self.kill_before is not None and method == self.kill_before[0] and path.endswith(self.kill_before[1]):
             self.kill_before = None
             self.kill()
             return "cut"
-        if self.away:
+        if self.is_down:
             return "cut"
         if method != "GET" or not self.is_faulty or not path.partition("?")[0].endswith((".bin", ".sums", ".cu")):
             return None
@@ -59,25 +59,25 @@ class FaultyNetwork(Network):
             self.requests += 1
             if self.requests % 2:
                 return None
-            self.spoilt.append(FAULTS[len(self.spoilt) % len(FAULTS)])
-            return self.spoilt[-1]
+            self.faults.append(FAULTS[len(self.faults) % len(FAULTS)])
+            return self.faults[-1]
 
 
 @pytest.fixture
 def network(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyNetwork]:
     from gristmill.core.s3_files import S3Files
 
-    with serving(FaultyNetwork(moto_port)) as found:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": found.address}.items():
+    with serving(FaultyNetwork(moto_port)) as faulty:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": faulty.address}.items():
             monkeypatch.setenv(name, value)
         S3Files.clear_instance_cache()
-        yield found
+        yield faulty
     S3Files.clear_instance_cache()
 
 
 @pytest.fixture
 def stored(network: FaultyNetwork, mix_folder: Path) -> Path:
-    """The packed set, uploaded."""
+    """The packed set in the store."""
     folder = as_path(f"s3://{BUCKET}/mix")
     folder.fs.makedirs(BUCKET, exist_ok=True)  # type: ignore[attr-defined]
     for path in mix_folder.iterdir():
@@ -85,7 +85,7 @@ def stored(network: FaultyNetwork, mix_folder: Path) -> Path:
     return folder
 
 
-def test_a_training_from_a_failing_store_learns_what_it_learns_from_the_disk(
+def test_training_from_a_faulty_store_equals_training_from_disk(
     run_stage: Any,
     network: FaultyNetwork,
     stored: Path,
@@ -109,21 +109,19 @@ def test_a_training_from_a_failing_store_learns_what_it_learns_from_the_disk(
         assert (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes() == expected
         lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
         assert all(line["data_wait_seconds"] >= 0 for line in lines if "loss" in line and line["step"] > 1)
-    assert set(FAULTS) <= set(network.spoilt)
+    assert set(FAULTS) <= set(network.faults)
     shards = PackedSet(mix_folder).manifest["train"]["shards"]
-    kept = {path.name for path in (tmp_path / "cache" / "shards" / "shards").iterdir()}
-    assert {name for name in kept if not name.endswith(".lock")} == {entry["sha256"] for entry in shards}
+    cached = {path.name for path in (tmp_path / "cache" / "shards" / "shards").iterdir()}
+    assert {name for name in cached if not name.endswith(".lock")} == {entry["sha256"] for entry in shards}
 
 
-def test_a_server_that_goes_away_and_does_not_come_back_is_named(
-    network: FaultyNetwork, stored: Path, tmp_path: Path
-) -> None:
+def test_persistent_outage_names_the_object(network: FaultyNetwork, stored: Path, tmp_path: Path) -> None:
     packed = PackedSet(
         stored, Stream(cache_folder=str(tmp_path), cache_bytes=0, timeout_seconds=0.5, retry_seconds=0.2), [].append
     )
     assert packed.tokens(np.arange(4)).shape == (4, 32)
-    network.away = True
-    with pytest.raises(StoreUnavailableError, match=rf"{BUCKET}/mix/train-00000\.bin could not be read"):
+    network.is_down = True
+    with pytest.raises(StoreUnavailableError, match=rf"{BUCKET}/mix/train-00000\.bin"):
         packed.tokens(np.arange(4))
     packed.close()
 
@@ -133,11 +131,11 @@ CRASHES = (
     ("DELETE", "work/checkpoints/step-00000004/complete.json"),
     ("PUT", "data/model/model.safetensors"),
 )
-"""Before which requests the processes of a training are killed, attempt after attempt."""
+"""Requests before which the processes of a training are killed, attempt after attempt."""
 
 
 @pytest.mark.slow
-def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_same_bytes(
+def test_killed_training_in_a_store_resumes_to_the_same_bytes(
     run_stage: Any,
     network: FaultyNetwork,
     stored: Path,
@@ -172,15 +170,15 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
     )
     resumed = []
     for crash in (*CRASHES, None):
-        network.kill_before, network.asked = crash, []
+        network.kill_before, network.requested = crash, []
         attempt = subprocess.Popen(
             [sys.executable, "-m", "gristmill.flows.running.execute", str(folder)], start_new_session=True
         )
         network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
         assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash
-        fetched = [path for method, path in network.asked if method == "GET" and "/step-" in path]
+        fetched = [path for method, path in network.requested if method == "GET" and "/step-" in path]
         resumed.append(max((int(path.partition("/step-")[2][:8]) for path in fetched), default=0))
-    assert resumed == [0, 4, 8, 10], "each attempt fetches what the one before had sent, whole or not"
+    assert resumed == [0, 4, 8, 10], "each attempt fetches what the previous one had sent"
     files = ("model/model.safetensors", "model/config.json", "skipped_steps.jsonl")
     assert [(folder / "data" / name).read_bytes() for name in files] == [
         (tmp_path / "disk" / "data" / name).read_bytes() for name in files
@@ -188,57 +186,57 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
     assert metrics(folder / "data") == metrics(tmp_path / "disk" / "data")
     assert read_json(folder / "work" / "result.json")["steps"] == pretrain_config["steps"]
     kept = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
-    assert kept == ["step-00000010"], "of the last attempt, which had nothing left to do, the one that it began with"
-    assert list((tmp_path / "cache" / "training").iterdir()) == [], "nothing of the training stays on this machine"
+    assert kept == ["step-00000010"], "the last attempt keeps the one that it resumed from"
+    assert list((tmp_path / "cache" / "training").iterdir()) == [], "no local file remains"
 
 
 def metrics(data: Path) -> list[dict[str, Any]]:
-    """The lines of a training's record, without what two runs may have different."""
+    """Read the metrics of a training, without those that differ between runs."""
     return [
         {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
         for line in (data / "metrics.jsonl").read_text().splitlines()
     ]
 
 
-def test_what_another_process_writes_into_a_store_is_seen_at_once(network: FaultyNetwork, stored: Path) -> None:
-    """A library that keeps listings would show neither leases nor commits of others."""
+def test_writes_of_other_processes_are_visible_at_once(network: FaultyNetwork, stored: Path) -> None:
+    """A cached listing would hide leases and commits of other processes."""
     import s3fs
 
     folder = stored.parent / "lease"
     assert create_exclusively(folder / "1.json", b"first")
     assert [path.name for path in folder.glob("*.json")] == ["1.json"]
     assert not (folder / "2.json").exists()
-    other = s3fs.S3FileSystem(skip_instance_cache=True)
-    other.pipe_file(f"{BUCKET}/lease/2.json", b"another's")
+    other_client = s3fs.S3FileSystem(skip_instance_cache=True)
+    other_client.pipe_file(f"{BUCKET}/lease/2.json", b"another's")
     assert sorted(path.name for path in folder.glob("*.json")) == ["1.json", "2.json"]
     assert (folder / "2.json").exists()
-    other.pipe_file(f"{BUCKET}/lease/2.json", b"now it is longer")
+    other_client.pipe_file(f"{BUCKET}/lease/2.json", b"now it is longer")
     assert (folder / "2.json").read_bytes() == b"now it is longer"
 
 
 @pytest.mark.parametrize("content", [b"", b"whoever"])
-def test_a_file_of_a_store_is_created_once(network: FaultyNetwork, stored: Path, content: bytes) -> None:
+def test_file_in_a_store_is_created_once(network: FaultyNetwork, stored: Path, content: bytes) -> None:
     path = stored.parent / "once" / (content.decode() or "empty")
     assert create_exclusively(path, content)
     assert not create_exclusively(path, b"another" if content else b"")
     assert path.read_bytes() == content
     if content:
-        assert create_exclusively(path, content), "the same request, sent again since its answer was lost"
+        assert create_exclusively(path, content), "a repeated request whose answer was lost"
 
 
-def test_a_lost_connection_is_not_told_in_place_of_its_cause(tmp_path: Path) -> None:
+def test_lost_connection_does_not_hide_its_cause(tmp_path: Path) -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42709")
-    said = []
+    messages = []
     for errors in ([ValueError("the cause"), lost], [lost, ValueError("the cause")], [lost, lost]):
-        folder = tmp_path / str(len(said))
+        folder = tmp_path / str(len(messages))
         (folder / "work").mkdir(parents=True)
         for error in errors:
             write_error(folder, error)
-        said.append(read_json(folder / "work" / "error.json")["message"])
-    assert said == ["the cause", "the cause", str(lost)]
+        messages.append(read_json(folder / "work" / "error.json")["message"])
+    assert messages == ["the cause", "the cause", str(lost)]
 
 
-def test_a_model_is_read_from_a_store(run_stage: Any, network: FaultyNetwork, stored: Path, tiny_shape: Shape) -> None:
+def test_model_is_read_from_a_store(run_stage: Any, network: FaultyNetwork, stored: Path, tiny_shape: Shape) -> None:
     tensor_of = drawn(tiny_shape, 3)
     with torch.device("meta"):
         names = [(name, parameter.shape) for name, parameter in Llama(tiny_shape).named_parameters()]

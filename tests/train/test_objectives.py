@@ -1,4 +1,4 @@
-"""What holds of every objective: it learns, its sources add up, and neither stops nor processes change what it learns."""
+"""Properties of every objective: training learns, sources add up, and results do not depend on stops or processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
 from tests.train.conftest import TINY_MODEL
-from tests.train.test_masked_rows import ENCODER, made_inputs
+from tests.train.test_masked_rows import ENCODER, make_inputs
 from tests.train.test_parallel import assert_same, train_on
 
 SHORT_FIRST = [{"until_step": 2, "sequence_length": 16}]
@@ -35,8 +35,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
-    """With what stands for hidden spans, and with mode tokens."""
-    return made_inputs(
+    """Inputs whose tokenizer has sentinels, mode tokens and blanks."""
+    return make_inputs(
         tmp_path_factory,
         texts,
         [
@@ -58,7 +58,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
+def test_objective_learns_and_resumes_to_the_same_bits(
     run_stage: Any,
     stop_pretraining: Any,
     inputs: dict[str, Path],
@@ -71,20 +71,20 @@ def test_it_learns_by_source_and_a_stopped_training_resumes_to_the_same_bits(
     steps = [line for line in lines_of(tmp_path / "whole") if "loss" in line]
     assert np.mean([line["loss"] for line in steps[-3:]]) < steps[0]["loss"] - 0.2
     for line in steps:
-        assert line["loss"] == pytest.approx(
-            sum(one["loss"] * one["tokens"] for one in line["sources"].values())
-            / sum(one["tokens"] for one in line["sources"].values()),
-            rel=1e-9,
-        )
+        sources = line["sources"].values()
+        total = sum(by_source["loss"] * by_source["tokens"] for by_source in sources)
+        assert line["loss"] == pytest.approx(total / sum(by_source["tokens"] for by_source in sources), rel=1e-9)
     stop_pretraining(inputs, config, tmp_path / "cut", times=1)
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 4}, tmp_path / "cut")
-    whole, cut = (load_file(tmp_path / one / "data" / "model" / "model.safetensors") for one in ("whole", "cut"))
-    assert whole.keys() == cut.keys()
-    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+    uninterrupted, resumed = (
+        load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("whole", "cut")
+    )
+    assert uninterrupted.keys() == resumed.keys()
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in uninterrupted.items())
 
 
 @pytest.mark.parallel
-def test_sharded_over_two_processes_it_learns_the_same(
+def test_sharded_objective_trains_alike(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     configs = {
@@ -99,7 +99,7 @@ def test_sharded_over_two_processes_it_learns_the_same(
         }
         for name, section in SECTIONS.items()
         if name != "ul2-decoder"
-    }  # it is `prefix` in the model
+    }  # the model of ul2-decoder is that of `prefix`
     for name, config in configs.items():
         run_stage("pretrain", inputs, config, tmp_path / name)
     train_on(
@@ -110,7 +110,7 @@ def test_sharded_over_two_processes_it_learns_the_same(
                 "folder": str(tmp_path / "two" / name),
                 "continue": None,
                 "config": config,
-                "inputs": {one: str(path) for one, path in inputs.items()},
+                "inputs": {input_name: str(path) for input_name, path in inputs.items()},
                 "checkpoint_every": 9,
             }
             for name, config in configs.items()
@@ -122,19 +122,19 @@ def test_sharded_over_two_processes_it_learns_the_same(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_batch_is_laid_out_once_and_weighs_the_same_on_every_rank(
+def test_batch_is_laid_out_once_with_the_same_weight_on_every_rank(
     inputs: dict[str, Path], tiny_shape: Any, size: int
 ) -> None:
-    packed, seen = PackedSet(inputs["mix"]), list[int]()
+    packed, laid_out = PackedSet(inputs["mix"]), list[int]()
 
     class Counted(PrefixCut):
         def __call__(self, read: Any, step: int) -> Any:
-            seen.extend(read.rows.tolist())
+            laid_out.extend(read.rows.tolist())
             return super().__call__(read, step)
 
     objective = NextToken(packed, 3, torch.ones(400), tiny_shape, layout=Counted(PrefixLm(), 3))
     plan = RowPlan(((0, 0, 8),))
     rows = plan.rows(objective.order, 2)
     weights = [read_batch(objective, plan, 2, 2, rank, size).weight for rank in range(size)]
-    assert sorted(seen) == sorted(rows.tolist() * size)
+    assert sorted(laid_out) == sorted(rows.tolist() * size)
     assert weights == [objective.weight(rows, step=2)] * size

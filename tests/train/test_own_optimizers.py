@@ -1,4 +1,4 @@
-"""Optimizers and schedules of the user's: what they are given, that they resume exactly, and what wrong ones hear."""
+"""User-defined optimizers and schedules: arguments, exact resume, and errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def configured(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Pat
 
     def settings(source: str, **section: Any) -> dict[str, Any]:
         (tmp_path / "own.py").write_text(source)
-        found: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, **section})
-        return found
+        config: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, **section})
+        return config
 
     return settings
 
 
-def own(name: str, **section: Any) -> dict[str, Any]:
+def own_section(name: str, **section: Any) -> dict[str, Any]:
     return {"use": f"./own.py:{name}", **section}
 
 
@@ -66,28 +66,33 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if "loss" in line]
+    metrics = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in metrics if "loss" in line]
 
 
-MY_ADAM = own("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 0.1}})
+MY_ADAM = own_section("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 0.1}})
 
 
-def test_adamw_written_anew_trains_as_the_built_in_one(
+def test_reimplemented_adamw_trains_like_the_built_in_one(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own")
+    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own_section")
     run_stage("pretrain", inputs, configured(ADAM), tmp_path / "built-in")
-    ours, theirs = lines(tmp_path / "own"), lines(tmp_path / "built-in")
+    ours, theirs = lines(tmp_path / "own_section"), lines(tmp_path / "built-in")
     assert [line["learning_rate"] for line in ours] == [line["learning_rate"] for line in theirs]
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "section", [MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})]
+    "section",
+    [
+        MY_ADAM,
+        own_section("sgd", learning_rate=0.5),
+        own_section("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}}),
+    ],
 )
-def test_an_optimizer_resumes_to_the_same_bits(
+def test_optimizer_resumes_to_the_same_bits(
     run_stage: Any,
     configured: Any,
     inputs: dict[str, Path],
@@ -99,12 +104,12 @@ def test_an_optimizer_resumes_to_the_same_bits(
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut", times=3)
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    uninterrupted, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
     assert lines(tmp_path / "whole")[-1]["loss"] < lines(tmp_path / "whole")[0]["loss"] - 0.05
 
 
-def test_a_bad_step_changes_neither_weights_nor_what_the_optimizer_keeps(tmp_path: Path) -> None:
+def test_bad_step_changes_neither_weights_nor_state(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(ADAM)
     section = Optimizer(use=take_code(OwnFunction("./own.py:MyAdam"), tmp_path), learning_rate=0.1)
     model = torch.nn.Linear(3, 2)
@@ -121,10 +126,10 @@ def test_a_bad_step_changes_neither_weights_nor_what_the_optimizer_keeps(tmp_pat
     assert [state["count"] for state in optimizer.state.values()] == [2, 2]
 
 
-def test_a_training_that_goes_back_to_its_beginning_begins_with_a_fresh_optimizer(
+def test_rollback_to_the_start_resets_the_optimizer(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The checkpoint of step 0, which is there to go back to, holds no moments."""
+    """The checkpoint of step 0, kept for rollbacks, has no moments."""
     config = configured(ADAM, optimizer=MY_ADAM, spikes={"rollback_after": 2, "rollback_steps": 40})
     run_stage("pretrain", inputs, config, tmp_path / "with-points")
     run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "without")
@@ -133,9 +138,7 @@ def test_a_training_that_goes_back_to_its_beginning_begins_with_a_fresh_optimize
 
 
 @pytest.mark.parallel
-def test_two_ranks_with_shares_of_the_parameters_learn_the_same(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_two_ranks_train_alike(run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     config = configured(ADAM, optimizer=MY_ADAM)
     run_stage("pretrain", inputs, config, tmp_path / "one")
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
@@ -149,14 +152,14 @@ BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, 
 
 
 @pytest.mark.parametrize(
-    ("source", "section", "says"),
+    ("source", "section", "message"),
     [
         ("class Opt: ...", {}, r"own.py, line 1: Opt\(\) cannot be called with \(params\)"),
-        ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list; return a torch.optim.Optimizer"),
+        ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list"),
         (
             "import torch\ndef Opt(params): return torch.optim.SGD(params[:1])",
             {},
-            "own.py, line 2: the optimizer of Opt leaves out model.layers.0.input_layernorm.weight, which is trained",
+            "own.py, line 2: .*model.layers.0.input_layernorm.weight",
         ),
         ("import torch\ndef Opt(params, x): return torch.optim.SGD(params)", {}, "missing a required argument: 'x'"),
         (
@@ -173,40 +176,40 @@ BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, 
         (
             "def Opt(params): ...",
             {"weight_decay": 0.3},
-            "optimizer.weight_decay has no effect on an optimizer of your own",
+            "optimizer.weight_decay",
         ),
         (
             "def Opt(params): ...",
             {"with": {"lr": 0.3}},
-            "optimizer.with.lr: set the learning rate in optimizer.learning_rate",
+            "optimizer.with.lr: .*optimizer.learning_rate",
         ),
     ],
 )
-def test_a_wrong_optimizer_ends_the_stage_with_a_sentence(
+def test_wrong_optimizer_is_rejected_with_file_and_line(
     run_stage: Any,
     configured: Any,
     inputs: dict[str, Path],
     tmp_path: Path,
     source: str,
     section: dict[str, Any],
-    says: str,
+    message: str,
 ) -> None:
-    with pytest.raises((ValueError, ManifestError), match=says):
-        run_stage("pretrain", inputs, configured(source, optimizer=own("Opt", **section)), tmp_path / "run")
+    with pytest.raises((ValueError, ManifestError), match=message):
+        run_stage("pretrain", inputs, configured(source, optimizer=own_section("Opt", **section)), tmp_path / "run")
 
 
-def test_options_without_code_are_refused(configured: Any) -> None:
-    with pytest.raises(ManifestError, match="`with` holds the options of code of your own: name it under `use`"):
+def test_options_without_code_are_rejected(configured: Any) -> None:
+    with pytest.raises(ManifestError, match=r"`with` .*`use`"):
         configured("", schedule={"with": {"teeth": 3}})
 
 
-def test_a_schedule_sets_the_learning_rate_of_every_step(
+def test_schedule_sets_the_learning_rate_of_every_step(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     config = configured(
         "def line(step, steps, low): return low + (1 - low) * step / steps\n",
         steps=8,
-        schedule=own("line", **{"with": {"low": 0.5}}),
+        schedule=own_section("line", **{"with": {"low": 0.5}}),
     )
     assert "warmup_steps" not in config["schedule"] or config["schedule"]["warmup_steps"] is None
     run_stage("pretrain", inputs, config, tmp_path / "run")
@@ -215,12 +218,12 @@ def test_a_schedule_sets_the_learning_rate_of_every_step(
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
         (
             "def f(step, steps): return float('nan')",
-            r"own.py, line 1: f\(1, 12\) returned nan; return this step's share of",
+            r"own.py, line 1: f\(1, 12\) returned nan",
         ),
         ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
         ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
@@ -230,19 +233,21 @@ def test_a_schedule_sets_the_learning_rate_of_every_step(
         ),
         (
             "import random\ndef f(step, steps): return random.random()",
-            r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+; a step must have the same share",
+            r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+",
         ),
     ],
 )
-def test_a_wrong_schedule_ends_the_stage_with_a_sentence_and_loses_no_checkpoint(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, says: str
+def test_wrong_schedule_fails_with_file_and_line_and_keeps_checkpoints(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
-        run_stage("pretrain", inputs, configured(source, schedule=own("f")), tmp_path / "run", checkpoint_every=4)
+    with pytest.raises(ValueError, match=message):
+        run_stage(
+            "pretrain", inputs, configured(source, schedule=own_section("f")), tmp_path / "run", checkpoint_every=4
+        )
     saved = [path.parent.name for path in (tmp_path / "run" / "work" / "checkpoints").glob("*/complete.json")]
     assert saved == (["step-00000004"] if "step - 5" in source else [])
 
 
-def test_other_keys_of_a_schedule_are_refused_beside_code(configured: Any) -> None:
-    with pytest.raises(ManifestError, match=r"schedule.warmup_steps has no effect on a schedule of your own"):
-        configured("def f(step, steps): ...", schedule=own("f", warmup_steps=3))
+def test_other_keys_of_a_schedule_are_rejected_beside_code(configured: Any) -> None:
+    with pytest.raises(ManifestError, match=r"schedule\.warmup_steps"):
+        configured("def f(step, steps): ...", schedule=own_section("f", warmup_steps=3))

@@ -1,4 +1,4 @@
-"""Rewards of `rl` that are functions of the user's."""
+"""User-defined rewards of `rl`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value"
 
 @pytest.fixture
 def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, tmp_path: Path, pretrain_config: Any) -> Any:
-    """What the stage reads; the model that it begins with has learnt nothing yet."""
+    """Inputs of the stage, with a model trained for one step."""
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
     return {**inputs, "pretrain": tmp_path / "start" / "data"}
@@ -26,14 +26,14 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, tmp_path: Pa
 
 @pytest.fixture
 def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
-    """The settings of `rl` with some rewards of rewards.py: (source, rewards) -> settings."""
+    """Settings of `rl` with some rewards of rewards.py: (source, rewards) -> settings."""
 
     def configured(source: str, *rewards: dict[str, Any]) -> dict[str, Any]:
         (tmp_path / "rewards.py").write_text(source)
         (tmp_path / "prompts.jsonl").write_text(
             "".join(json.dumps({"prompt": f"Say {word}", "answer": word, "size": len(word)}) + "\n" for word in WORDS)
         )
-        found: dict[str, Any] = stage_config(
+        config: dict[str, Any] = stage_config(
             "rl",
             rl={
                 "data": [{"path": "prompts.jsonl"}],
@@ -50,7 +50,7 @@ def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
                 "schedule": {"warmup_steps": 1, "kind": "constant"},
             },
         )
-        return found
+        return config
 
     return configured
 
@@ -60,16 +60,16 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-GIVEN = """
+REWARDS = """
 def count(completions, letter): return [c.count(letter) for c in completions]
-def told(prompts, completions, answer, size, messages, factor, **others):
+def sizes(prompts, completions, answer, size, messages, factor, **others):
     assert len(set(map(len, (prompts, completions, answer, size, messages)))) == 1 and not others
     assert all(p == m[-1]["content"] == "Say " + a for p, m, a in zip(prompts, messages, answer))
     return [factor * s for s in size]
 """
 COUNT = {"use": "./rewards.py:count", "with": {"letter": "e"}}
-TOLD = {
-    "use": "./rewards.py:told",
+SIZES = {
+    "use": "./rewards.py:sizes",
     "with": {"factor": 10},
     "columns": ["answer", "size", "messages"],
     "weight": 0.5,
@@ -77,25 +77,23 @@ TOLD = {
 }
 
 
-def test_answers_are_rewarded_by_what_the_function_returns(
-    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
-) -> None:
-    config = with_rewards(GIVEN, COUNT, TOLD, {"kind": "contains", "text": "a"})
+def test_answers_get_the_rewards_of_the_function(run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path) -> None:
+    config = with_rewards(REWARDS, COUNT, SIZES, {"kind": "contains", "text": "a"})
     (tmp_path / "rewards.py").unlink()
     summary = run_stage("rl", start, config, tmp_path / "rl")
-    found = answers(tmp_path / "rl")
-    assert len(found) == 3 * 8
-    for one in found:
-        letters, size = one["answer"].count("e"), 10.0 * len(one["right"])
-        assert one["rewards"] == {"count": letters, "sizes": size, "contains": float("a" in one["answer"])}
-        assert one["reward"] == pytest.approx(letters + 0.5 * size + float("a" in one["answer"]))
+    rows = answers(tmp_path / "rl")
+    assert len(rows) == 3 * 8
+    for row in rows:
+        letters, size = row["answer"].count("e"), 10.0 * len(row["right"])
+        assert row["rewards"] == {"count": letters, "sizes": size, "contains": float("a" in row["answer"])}
+        assert row["reward"] == pytest.approx(letters + 0.5 * size + float("a" in row["answer"]))
     assert summary["first_rewards"]["rewards/sizes"] == pytest.approx(
-        sum(one["rewards"]["sizes"] for one in found[:8]) / 8
+        sum(row["rewards"]["sizes"] for row in rows[:8]) / 8
     )
 
 
 @pytest.mark.parallel
-def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
+def test_reward_that_compares_answers_is_the_same_on_two_ranks(
     run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
 ) -> None:
     source = "def rare(completions): return [float(completions.index(c)) for c in completions]\n"
@@ -104,18 +102,18 @@ def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
     write_stage(tmp_path / "two", "rl", start, config, every=100)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
-    one, two = answers(tmp_path / "one"), answers(tmp_path / "two")
-    assert [row["rewards"] for row in one] == [row["rewards"] for row in two]
-    assert max(row["reward"] for row in one) > 1.0
+    one_rank, two_ranks = answers(tmp_path / "one"), answers(tmp_path / "two")
+    assert [row["rewards"] for row in one_rank] == [row["rewards"] for row in two_ranks]
+    assert max(row["reward"] for row in one_rank) > 1.0
 
 
 @pytest.mark.parametrize(
-    ("source", "reward", "says"),
+    ("source", "reward", "message"),
     [
         (
             "def f(completions): return [1.0]",
             {},
-            "rewards.py, line 1: f returned 1 rewards for 8 completions; return a list with a number for each",
+            "rewards.py, line 1: f returned 1 rewards for 8 completions",
         ),
         ("def f(completions): return 1.0", {}, r"f returned float for \d+ completions"),
         ("def f(completions): return [float('nan')] * len(completions)", {}, "f returned nan for the completion '"),
@@ -133,27 +131,30 @@ def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
         (
             "def f(completions, colour): ...",
             {},
-            "has no 'colour', which rl.rewards takes; its keys are prompt, answer, size",
+            "'colour', .*rl.rewards .* prompt, answer, size",
         ),
         ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
         (
             "def f(completions, colour): ...",
             {"columns": ["colour"]},
-            "has no 'colour', which rl.rewards takes; its keys are prompt, answer, size",
+            "'colour', .*rl.rewards .* prompt, answer, size",
         ),
         ("def f(completions): ...", {"kind": "exact"}, "unknown key"),
     ],
 )
-def test_a_wrong_reward_ends_the_stage_with_a_sentence(
-    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path, source: str, reward: dict[str, Any], says: str
+def test_wrong_reward_is_rejected_with_file_and_line(
+    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path, source: str, reward: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises((ValueError, ManifestError), match=says):
+    with pytest.raises((ValueError, ManifestError), match=message):
         run_stage("rl", start, with_rewards(source, {"use": "./rewards.py:f", **reward}), tmp_path / "rl")
 
 
-def test_a_function_is_called_like_its_name_and_two_of_one_name_are_refused() -> None:
+def test_rewards_need_distinct_names() -> None:
     data = {"data": [{"path": "a.jsonl"}], "steps": 1}
-    twice = [{"use": "./a.py:f"}, {"use": "./b.py:f"}]
-    with pytest.raises(ValueError, match="two are called f; give each a `name`"):
-        Rl(**data, rewards=twice)
-    assert [one.kind for one in Rl(**data, rewards=[twice[0], {**twice[1], "name": "g"}]).rewards] == ["own", "own"]
+    same_name = [{"use": "./a.py:f"}, {"use": "./b.py:f"}]
+    with pytest.raises(ValueError, match=r"\bf; .*`name`"):
+        Rl(**data, rewards=same_name)
+    assert [reward.kind for reward in Rl(**data, rewards=[same_name[0], {**same_name[1], "name": "g"}]).rewards] == [
+        "own",
+        "own",
+    ]

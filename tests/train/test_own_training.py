@@ -1,4 +1,4 @@
-"""The examples of docs/own-training.md run: each block of Python is the file that it names, each of YAML a manifest's."""
+"""Examples of docs/own-training.md: each block of Python is the file that it names, each of YAML a manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples(heading: str) -> dict[str, Any]:
-    """The manifest of one section of the guide, whose files are written where `files` says."""
+    """Read the files and the manifest of one section of the guide."""
     (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     blocks = BLOCK.findall(section)
     files = {re.match(r"# (\S+\.py)\n", text)[1]: text for kind, text in blocks if kind == "python"}  # type: ignore[index]
@@ -35,15 +35,15 @@ def examples(heading: str) -> dict[str, Any]:
 
 @pytest.fixture
 def configured(stage_config: Any, tmp_path: Path) -> Any:
-    """What a stage gets of an example: (heading, stage, other settings) -> its settings."""
+    """Settings of a stage from an example: (heading, stage, further settings) -> settings."""
 
-    def settings(heading: str, stage: str, section: str | None = None, **others: Any) -> dict[str, Any]:
-        found = examples(heading)
-        for name, text in found["files"].items():
+    def settings(heading: str, stage: str, section: str | None = None, **changes: Any) -> dict[str, Any]:
+        example = examples(heading)
+        for name, text in example["files"].items():
             (tmp_path / name).write_text(text)
         section = section or stage
-        found["manifest"][section] = {**found["manifest"][section], **others}
-        config: dict[str, Any] = stage_config(stage, **found["manifest"])
+        example["manifest"][section] = {**example["manifest"][section], **changes}
+        config: dict[str, Any] = stage_config(stage, **example["manifest"])
         return config
 
     return settings
@@ -54,10 +54,10 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
 
-def test_the_callbacks_of_the_guide_end_a_training(
+def test_callbacks_of_the_guide_end_a_training(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    # A rate of nearly nothing: the held-out loss improves by less than can be told.
+    # At a rate of nearly zero, the validation loss does not improve measurably.
     small = {**pretrain_config, "steps": 30, "validate_every": 2, "optimizer": {"learning_rate": 1e-12}}
     summary = run_stage("pretrain", inputs, configured("Callbacks", "pretrain", **small), tmp_path / "flat")
     assert summary["stopped_by"]["callback"] == "hooks:StopOnPlateau"
@@ -65,7 +65,7 @@ def test_the_callbacks_of_the_guide_end_a_training(
     assert summary["steps"] < 30
 
 
-def test_the_rewards_of_the_guide_reward_answers(
+def test_rewards_of_the_guide_reward_answers(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text(
@@ -79,12 +79,12 @@ def test_the_rewards_of_the_guide_reward_answers(
     summary = run_stage("rl", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "rl")
     answers = pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
     assert list(summary["first_rewards"]) == ["reward", "rewards/ends_politely", "rewards/passes", "rewards/length"]
-    for one in answers:
-        first = one["prompt"].removeprefix("Name a ")[0]
-        assert one["rewards"]["passes"] == (("e" in one["answer"]) + (first in one["answer"])) / 2
+    for row in answers:
+        first = row["prompt"].removeprefix("Name a ")[0]
+        assert row["rewards"]["passes"] == (("e" in row["answer"]) + (first in row["answer"])) / 2
 
 
-def test_the_optimizer_of_the_guide_learns(
+def test_optimizer_of_the_guide_learns(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     settings = {key: value for key, value in pretrain_config.items() if key != "optimizer"}
@@ -92,7 +92,7 @@ def test_the_optimizer_of_the_guide_learns(
     assert summary["last_loss"] < summary["first_loss"] - 0.01
 
 
-def test_the_schedule_of_the_guide_sets_the_rate(
+def test_schedule_of_the_guide_sets_the_rate(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     settings = {key: value for key, value in pretrain_config.items() if key != "schedule"}
@@ -102,7 +102,7 @@ def test_the_schedule_of_the_guide_sets_the_rate(
     assert rates == pytest.approx([0.01, 0.005] * 5)
 
 
-def test_the_loss_of_the_guide_learns_preferences(
+def test_loss_of_the_guide_learns_preferences(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "pairs.jsonl").write_text(
@@ -119,13 +119,13 @@ def test_the_loss_of_the_guide_learns_preferences(
     shared = {key: config[key] for key in ("data", "precision", "micro_batch_size") if key in config}
     run_stage("reference", inputs, shared, tmp_path / "reference")
     summary = run_stage("dpo", {**inputs, "reference": tmp_path / "reference" / "data"}, config, tmp_path / "dpo")
-    # softplus(0.5) where the model still is its reference
+    # softplus(0.5) while the model equals its reference
     assert summary["step_0"]["loss"] == pytest.approx(0.974077, abs=1e-5)
     assert summary["objective"] == "hinged_dpo"
     assert summary["last_loss"] < summary["first_loss"]
 
 
-def test_the_metrics_of_the_guide_measure_models(
+def test_metrics_of_the_guide_measure_models(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "words.jsonl").write_text(
@@ -135,29 +135,31 @@ def test_the_metrics_of_the_guide_measure_models(
     )
     run_stage("pretrain", inputs, pretrain_config, tmp_path / "start")
     config = configured("Metrics of evaluation tasks", "evaluate", prompts=[], bootstrap_samples=20)
-    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "evaluate")
-    task = found["models"]["pretrain"]["tasks"]["words"]
+    evaluation = run_stage(
+        "evaluate", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "evaluate"
+    )
+    task = evaluation["models"]["pretrain"]["tasks"]["words"]
     assert set(task["same_first_letter"]) == {"value", "stderr", "low", "high"}
     assert set(task["variety"]) == {"value"}
     assert task["variety"]["value"] in (1 / 3, 2 / 3, 1.0)
 
 
-def test_the_model_of_the_guide_learns_and_is_evaluated(
+def test_model_of_the_guide_learns_and_is_evaluated(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     settings = {key: value for key, value in pretrain_config.items() if key != "model"}
     summary = run_stage("pretrain", inputs, configured("Models", "pretrain", **settings), tmp_path / "run")
     assert summary["last_loss"] < summary["first_loss"] - 0.1
     config = configured("Models", "evaluate", max_new_tokens=4, bootstrap_samples=10)
-    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, config, tmp_path / "evaluate")
-    assert set(found["models"]["pretrain"]["sources"]) == {"prose", "code"}
+    evaluation = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, config, tmp_path / "evaluate")
+    assert set(evaluation["models"]["pretrain"]["sources"]) == {"prose", "code"}
 
 
 # Wrong losses and metrics
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         (
             "def f(a, b): ...",
@@ -165,23 +167,23 @@ def test_the_model_of_the_guide_learns_and_is_evaluated(
         ),
         (
             "def f(c, r, c0, r0): return c.sum()",
-            r"f returned a tensor of shape \(\); return a tensor of 3 losses, one for",
+            r"f returned a tensor of shape \(\); .* 3 losses",
         ),
-        ("def f(c, r, c0, r0): return [1.0]", "own.py, line 1: f returned list; return a tensor of 3 losses"),
-        ("def f(c, r, c0, r0): return (c - r).detach()", "own.py, line 1: what f returned has no gradient"),
+        ("def f(c, r, c0, r0): return [1.0]", "own.py, line 1: f returned list; .* 3 losses"),
+        ("def f(c, r, c0, r0): return (c - r).detach()", "own.py, line 1: .*no gradient"),
         ("def f(c, r, c0, r0):\n    return c[5]", r"own:f failed: IndexError: .* \(own.py, line 2\)"),
     ],
 )
-def test_a_wrong_loss_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
+def test_wrong_loss_is_rejected_with_file_and_line(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "own.py").write_text(source)
     section = Own(use=take_code(OwnFunction("./own.py:f"), tmp_path))
     chosen, rejected = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([-2.0, -2.0, -2.0])
     logps = PairLogps(chosen, rejected, chosen.detach(), rejected, torch.ones(3), torch.ones(3))
-    with pytest.raises(OwnCodeError, match=says):
+    with pytest.raises(OwnCodeError, match=message):
         preference_loss(section, logps, LossSettings(beta=0.1))
 
 
-def test_sigmoid_written_anew_is_the_built_in_loss(tmp_path: Path) -> None:
+def test_reimplemented_sigmoid_equals_the_built_in_loss(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import torch.nn.functional as F\ndef f(c, r, c0, r0, beta):\n"
         "    return -F.logsigmoid(beta * ((c - c0) - (r - r0)))\n"
@@ -201,15 +203,15 @@ ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         (
             "def f(predictions): ...",
             r"own.py, line 1: f\(predictions\) cannot be called with \(predictions, references\)",
         ),
-        ("def f(p, r): return [1.0]", r"own.py, line 1: f returned values of shape \(1,\) for 2 items; return a"),
-        ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2; return finite numbers"),
-        ("def f(p, r): return float('inf')", "f returned inf; return finite numbers"),
+        ("def f(p, r): return [1.0]", r"own.py, line 1: f returned values of shape \(1,\) for 2 items"),
+        ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2"),
+        ("def f(p, r): return float('inf')", "f returned inf"),
         ("def f(p, r): return None", "f returned nan"),
         (
             "def f(p, r):\n    while True: pass",
@@ -219,9 +221,9 @@ ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
         ("def f(p, r):\n    return [{}[x] for x in p]", r"own:f failed: KeyError: 'yes' \(own.py, line 2\)"),
     ],
 )
-def test_a_wrong_metric_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
+def test_wrong_metric_is_rejected_with_file_and_line(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "own.py").write_text(source)
-    with pytest.raises(OwnCodeError, match=says):
+    with pytest.raises(OwnCodeError, match=message):
         own_metric(
             OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path), time_limit_seconds=0.5),
             ITEMS,
@@ -229,30 +231,30 @@ def test_a_wrong_metric_is_told_in_a_sentence(tmp_path: Path, source: str, says:
         )
 
 
-def test_a_metric_gets_every_right_answer_and_may_give_values_or_a_number(tmp_path: Path) -> None:
+def test_metric_gets_all_references_and_returns_values_or_a_number(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def each(p, r): return [float(x in y) for x, y in zip(p, r)]\n"
         "def whole(p, r, add): return sum(map(len, r)) + add\n"
     )
-    taken = {name: take_code(OwnFunction(f"./own.py:{name}"), tmp_path) for name in ("each", "whole")}
-    assert own_metric(OwnMetric(use=taken["each"]), ITEMS, ["yep", "yep"]).tolist() == [1.0, 0.0]
-    assert own_metric(OwnMetric(**{"use": taken["whole"], "with": {"add": 4}}), ITEMS, ["", ""]) == 7.0
+    functions = {name: take_code(OwnFunction(f"./own.py:{name}"), tmp_path) for name in ("each", "whole")}
+    assert own_metric(OwnMetric(use=functions["each"]), ITEMS, ["yep", "yep"]).tolist() == [1.0, 0.0]
+    assert own_metric(OwnMetric(**{"use": functions["whole"], "with": {"add": 4}}), ITEMS, ["", ""]) == 7.0
 
 
-def test_metrics_of_tasks_that_nothing_is_written_for_are_refused() -> None:
+def test_metric_needs_a_generative_task_and_a_distinct_name() -> None:
     task = {"name": "a", "path": "a.jsonl", "metrics": [{"use": "./own.py:f"}]}
-    with pytest.raises(ValueError, match="f compares texts that a model writes, but the task is of kind cloze"):
+    with pytest.raises(ValueError, match=r"\bf .*kind cloze"):
         Task(**task, kind="cloze")
-    with pytest.raises(ValueError, match="two are called f1; give one of them a `name` of its own"):
+    with pytest.raises(ValueError, match=r"f1; .*`name`"):
         Task(**{**task, "kind": "generate", "metrics": ["f1", {"use": "./own.py:f1"}]})
 
 
-def test_a_name_that_is_none_of_the_built_in_ones_is_told_as_before(stage_config: Any) -> None:
+def test_unknown_loss_is_rejected_with_the_known_ones(stage_config: Any) -> None:
     with pytest.raises(ManifestError, match=r"dpo.loss: .*'sigmoid', 'cdpo'.* \(got 'sigmod'\)"):
         stage_config("dpo", dpo={"data": [{"path": "a.jsonl"}], "steps": 1, "loss": "sigmod"})
 
 
-def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
+def test_task_file_may_name_metrics_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def f(p, r): ...\n")
     (tmp_path / "tasks.yaml").write_text(
         "tasks: [{name: a, path: a.jsonl, kind: generate, metrics: [{use: './own.py:f'}]}]\n"
@@ -265,7 +267,7 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "sections", "says"),
+    ("source", "sections", "message"),
     [
         (
             "def f(step): ...",
@@ -310,11 +312,11 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_called_is_told_before_any_work_without_running_it(
-    stage_config: Any, tmp_path: Path, source: str, sections: dict[str, Any], says: str
+def test_uncallable_function_is_rejected_without_executing_its_module(
+    stage_config: Any, tmp_path: Path, source: str, sections: dict[str, Any], message: str
 ) -> None:
-    (tmp_path / "own.py").write_text(f"{source}\nraise SystemExit('this was run')\n")
-    with pytest.raises(ManifestError, match=says):
+    (tmp_path / "own.py").write_text(f"{source}\nraise SystemExit('the module was executed')\n")
+    with pytest.raises(ManifestError, match=message):
         stage_config("pretrain", **sections)
 
 
@@ -327,7 +329,7 @@ def test_what_cannot_be_called_is_told_before_any_work_without_running_it(
         "def f(*arguments, **options): ...",
     ],
 )
-def test_what_the_source_does_not_say_is_left_to_the_stage(stage_config: Any, tmp_path: Path, source: str) -> None:
+def test_signature_unknown_from_the_source_is_left_to_the_stage(stage_config: Any, tmp_path: Path, source: str) -> None:
     (tmp_path / "own.py").write_text(source)
     schedule = {"use": "./own.py:f", "with": {"low": 0.1}}
     assert stage_config("pretrain", pretrain={"steps": 2, "schedule": schedule})["schedule"]["with"] == {"low": 0.1}

@@ -19,7 +19,7 @@ def example(prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, st
     }
 
 
-def test_only_the_answers_are_scored_also_after_an_earlier_answer(tokenizer_folder: Path) -> None:
+def test_only_the_final_answers_are_scored(tokenizer_folder: Path) -> None:
     chat = Chat(tokenizer_folder)
     earlier = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
     ((pair,), counts) = prepare_pairs([example("Why?", "Because.", "No.", earlier)], chat, 100)
@@ -28,22 +28,22 @@ def test_only_the_answers_are_scored_also_after_an_earlier_answer(tokenizer_fold
     assert counts["used"] == 1
 
 
-def test_pairs_without_room_for_an_answer_are_dropped_and_cut_ones_counted(tokenizer_folder: Path) -> None:
+def test_pairs_without_room_are_dropped_and_truncated_ones_counted(tokenizer_folder: Path) -> None:
     examples = [example("word " * 60, "a", "b"), example("q", "word " * 60, "b"), example("<|end|>", "a", "b")]
     used, counts = prepare_pairs(examples, Chat(tokenizer_folder), 50)
     assert [pair.example["id"] for pair in used] == ["q"]
     assert (counts["dropped"], counts["truncated"], counts["unrenderable"]) == (1, 1, 1)
 
 
-def test_the_held_out_share_is_chosen_by_seed_and_prompt_alone() -> None:
+def test_held_out_share_depends_on_seed_and_prompt_only() -> None:
     examples = [example(f"question {n}", "a", "b") for n in range(2000)]
-    held_out = [is_held_out(one, 0.1, 7) for one in examples]
+    held_out = [is_held_out(pair, 0.1, 7) for pair in examples]
     assert 0.07 < np.mean(held_out) < 0.13
-    assert held_out == [is_held_out({**one, "chosen": [], "id": "?"}, 0.1, 7) for one in examples]
-    assert held_out != [is_held_out(one, 0.1, 8) for one in examples]
+    assert held_out == [is_held_out({**pair, "chosen": [], "id": "?"}, 0.1, 7) for pair in examples]
+    assert held_out != [is_held_out(pair, 0.1, 8) for pair in examples]
 
 
-def test_reward_accuracy_counts_what_the_chosen_answer_gained_and_no_ties() -> None:
+def test_reward_accuracy_compares_log_ratios_and_counts_no_ties() -> None:
     reference = np.array([[-5.0, -1.0], [-5.0, -1.0], [-1.0, -5.0], [-2.0, -2.0]])
     logps = np.array([[-4.0, -1.5], [-6.0, -1.0], [-1.0, -5.0], [-2.0, -3.0]])
     assert reward_accuracy(logps, reference) == 0.5
@@ -54,5 +54,5 @@ def test_reward_accuracy_counts_what_the_chosen_answer_gained_and_no_ties() -> N
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_all_or_nothing_can_be_held_out(share: float) -> None:
+def test_all_or_no_pairs_can_be_held_out(share: float) -> None:
     assert is_held_out(example("q", "a", "b"), share, 0) is bool(share)

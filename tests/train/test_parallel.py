@@ -1,4 +1,4 @@
-"""Every parallel form learns what one process learns, and continues from any other form's checkpoint."""
+"""Every parallel form trains like a single process, and resumes from the checkpoint of any other form."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
-    """Batches of 7 rows in micro-batches of 2 divide among no number of processes."""
+    """Batches of 7 rows in micro-batches of 2, which no number of processes divides."""
     model = {**pretrain_config["model"], "qk_norm": True, "document_mask": True, "tied_embeddings": False}
     return {
         **pretrain_config,
@@ -68,16 +68,16 @@ def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def alone(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path) -> Path:
-    """The training in one process, with its checkpoint."""
+    """A training in one process, with its checkpoint."""
     run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
     return tmp_path / "alone"
 
 
 def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
-    """Run trainings one after the other on so many processes."""
+    """Run trainings in turn on some processes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", WORKER, str(ranks), str(folder / "jobs.json")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -86,14 +86,14 @@ def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
         timeout=240,
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert process.returncode == 0, process.stderr[-6000:]
 
 
 def assert_same(folder: Path, expected: Path, first_step: int) -> None:
-    """Losses and gradient norms from a step on, validations and weights are equal but for rounding."""
+    """Check that losses and gradient norms from a step on, validations and weights are equal up to rounding."""
     ours, theirs = (
-        [json.loads(line) for line in (one / "data" / "metrics.jsonl").read_text().splitlines()]
-        for one in (folder, expected)
+        [json.loads(line) for line in (run / "data" / "metrics.jsonl").read_text().splitlines()]
+        for run in (folder, expected)
     )
     theirs = [line for line in theirs if line["step"] >= first_step]
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
@@ -102,23 +102,23 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
         if "loss" in line:
             assert line["loss"] == pytest.approx(reference["loss"], abs=1e-5)
             assert line["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
-        for source, measured in line.get("validation", {}).items():
-            assert measured["loss"] == pytest.approx(reference["validation"][source]["loss"], abs=1e-5)
-            assert measured["tokens"] == reference["validation"][source]["tokens"]
+        for source, measures in line.get("validation", {}).items():
+            assert measures["loss"] == pytest.approx(reference["validation"][source]["loss"], abs=1e-5)
+            assert measures["tokens"] == reference["validation"][source]["tokens"]
     weights = Path("data", "model", "model.safetensors")
     ours_weights, their_weights = load_file(folder / weights), load_file(expected / weights)
     assert ours_weights.keys() == their_weights.keys()
     for name, tensor in their_weights.items():
-        # AdamW moves a weight whose gradient is nearly nought by its learning rate, whatever sign rounding gives it.
+        # AdamW moves a weight of nearly zero gradient by the learning rate, in a direction that rounding decides.
         torch.testing.assert_close(ours_weights[name], tensor, atol=2e-3, rtol=0)
         assert (ours_weights[name] - tensor).abs().mean() < 1e-5, name
 
 
 @pytest.mark.slow
-def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
+def test_sharded_experts_with_checkpointing_train_alike(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its load-balancing loss is taken row by row, so that it does not depend on which rows a process has."""
+    """The load balancing loss is computed per row, so that it does not depend on the rows of a process."""
     experts = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
     run_stage("pretrain", inputs, experts, tmp_path / "alone")
     train_on(
@@ -144,10 +144,10 @@ def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
     assert loads[0] == loads[1]
 
 
-def test_dealt_experts_learn_the_same_and_go_on_from_the_checkpoints_of_gathered_ones(
+def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Dealt to the processes that share weights, those that share rows among them; in bfloat16 too."""
+    """Experts are dealt to the processes that share weights or rows; in bfloat16 too."""
     config = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
     run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
     half = {**config, "precision": "bf16"}
@@ -197,7 +197,7 @@ def test_dealt_experts_learn_the_same_and_go_on_from_the_checkpoints_of_gathered
 
 
 @pytest.mark.parallel
-def test_experts_that_are_dealt_within_replicas_learn_the_same() -> None:
+def test_experts_dealt_within_replicas_train_alike() -> None:
     (steps,) = differences_of(4, [{"replicate": 2, "shard": 2, "deal_experts": True}], experts=4).values()
     assert len(steps) == 3
     for step in steps:
@@ -208,11 +208,11 @@ def test_experts_that_are_dealt_within_replicas_learn_the_same() -> None:
 @pytest.mark.parametrize(
     ("experts", "compute", "message"),
     [
-        (5, Compute(), "the model's 5 experts do not divide by the 2 processes of shard and context"),
-        (4, Compute(compile="block"), "such layers are not compiled; say engine.compute.compile: off"),
+        (5, Compute(), "5 experts .* 2 processes of shard and context"),
+        (4, Compute(compile="block"), "engine.compute.compile: off"),
     ],
 )
-def test_experts_that_cannot_be_dealt_are_refused(
+def test_experts_that_cannot_be_dealt_are_rejected(
     experts: int, compute: Compute, message: str, tiny_shape: Shape
 ) -> None:
     class Mesh:
@@ -236,11 +236,11 @@ def test_experts_that_cannot_be_dealt_are_refused(
 @pytest.mark.parametrize(
     "ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else []) for ranks in FORMS]
 )
-def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
+def test_every_form_trains_alike_and_resumes_from_every_other(
     ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, run_stage: Any
 ) -> None:
-    """Each form trains from the start, and from the checkpoint of the form before it, the first from the plain model's
-    of one process, which goes on from the last form's.
+    """Each form trains from the start, and from the checkpoint of the previous form; the first resumes that of the
+    single process, which resumes the last.
     """
     jobs, before = [], alone
     for number, parallel in enumerate(FORMS[ranks]):
@@ -266,7 +266,7 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
 
 
 @pytest.mark.parallel
-def test_a_product_of_three_forms_learns_the_same() -> None:
+def test_product_of_three_forms_trains_alike() -> None:
     """The other products, and that of all four on 16 processes, are rows of `gristmill bench train`."""
     (steps,) = differences_of(8, [{"pipeline": 2, "shard": 2, "tensor": 2}]).values()
     assert len(steps) == 3
@@ -276,8 +276,8 @@ def test_a_product_of_three_forms_learns_the_same() -> None:
             assert difference < ROUNDING[name], name
 
 
-def test_when_one_forked_process_fails_the_others_are_not_waited_for() -> None:
-    work = """
+def test_failed_fork_ends_the_other_processes() -> None:
+    program = """
 import os, signal
 from benchmarks.train.forked_ranks import fork_ranks
 
@@ -288,20 +288,20 @@ def work():
 
 fork_ranks(2, work)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
     )
-    assert done.returncode == 1
-    assert "ValueError: rank 1 of 2" in done.stderr
-    assert done.stderr.endswith("one of 2 processes failed\n")
+    assert process.returncode == 1
+    assert "ValueError: rank 1 of 2" in process.stderr
+    assert "2 processes" in process.stderr.splitlines()[-1]
 
 
-def test_processes_that_share_weights_hold_a_share_of_the_gradients_between_micro_batches() -> None:
-    """Float32 sums: 4 bytes a weight over the processes that share it; and of 8 to 32 micro-batches the gradients are
-    those of one process, which accumulates them whole. The first stage of a pipeline also holds its embedding,
-    gathered for a micro-batch whose backward pass is to come: 0.25 bytes per weight of the model; and hidden states."""
-    measured = held_gradients()
-    assert {name: values["bytes_per_weight"] for name, values in measured.items()} == {
+def test_gradients_are_sharded_between_micro_batches() -> None:
+    """Float32 sums take 4 bytes per weight, divided by the processes that share it, and gradients of 8 to 32
+    micro-batches equal those of one process. The first stage of a pipeline also holds hidden states and its embedding,
+    gathered for a pending backward pass: 0.25 bytes per weight of the model."""
+    by_form = held_gradients()
+    assert {name: values["bytes_per_weight"] for name, values in by_form.items()} == {
         "shard 4": pytest.approx(1.0, abs=0.01),
         "context 4": pytest.approx(1.0, abs=0.01),
         "replicate 2 x shard 2": pytest.approx(2.0, abs=0.01),
@@ -309,10 +309,10 @@ def test_processes_that_share_weights_hold_a_share_of_the_gradients_between_micr
         "adapters, shard 4": pytest.approx(1.0, abs=0.01),
         "experts, shard 4, experts dealt": pytest.approx(1.0, abs=0.01),
     }
-    assert max(values["difference"] for values in measured.values()) < 1e-5
+    assert max(values["difference"] for values in by_form.values()) < 1e-5
 
 
-def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
+def test_product_of_sizes_must_equal_the_number_of_ranks() -> None:
     assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 1, 2)
     assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
     assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
@@ -324,20 +324,20 @@ def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
     assert [form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)] == [(n, 8) for n in range(8)]
     rows = Parallel(context=2, tensor=2)
     assert [rows.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)]
-    with pytest.raises(ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 are 4 processes, but ranks is 2"):
+    with pytest.raises(ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"):
         Engine(ranks=2, parallel=Parallel(tensor=4))
-    with pytest.raises(ValueError, match="are 6 processes, but ranks is 4"):
+    with pytest.raises(ValueError, match=r"6 processes.* ranks is 4"):
         Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kv_heads": 1}, r"tensor is 2, but the model's kv_heads \(1\) does not divide by it"),
-        ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not split so; use shard"),
+        ({"kv_heads": 1}, r"tensor is 2.* kv_heads \(1\)"),
+        ({"experts": 2, "experts_per_token": 1}, "mixture of experts .*shard"),
     ],
 )
-def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
+def test_model_that_cannot_be_split_is_rejected(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
     class Mesh:
         @staticmethod
         def size() -> int:
@@ -347,7 +347,7 @@ def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], messag
         split_matrices(Llama(replace(tiny_shape, **changes)), Mesh)  # type: ignore[arg-type]
 
 
-def test_rows_are_lengthened_until_they_divide_among_the_processes() -> None:
+def test_rows_are_padded_to_a_multiple_of_the_processes() -> None:
     ids, positions = padded_to_multiple(4, torch.ones(2, 5), torch.zeros(2, 5))
     assert ids.shape == (2, 8)
     assert positions is not None
@@ -358,12 +358,12 @@ def test_rows_are_lengthened_until_they_divide_among_the_processes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 1}, "pipeline is 2, but the model has 1 layers; use less"),
-        ({"tied_embeddings": True}, "they cannot share one matrix; say pretrain.model.tied_embeddings: false"),
-        ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not pipelined; use shard"),
+        ({"layers": 1}, "pipeline is 2.* 1 layers"),
+        ({"tied_embeddings": True}, "pretrain.model.tied_embeddings: false"),
+        ({"experts": 2, "experts_per_token": 1}, "mixture of experts .*shard"),
     ],
 )
-def test_a_model_that_cannot_be_pipelined_is_refused(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
+def test_model_that_cannot_be_pipelined_is_rejected(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
     class Group:
         @staticmethod
         def size() -> int:
@@ -374,7 +374,7 @@ def test_a_model_that_cannot_be_pipelined_is_refused(changes: dict[str, Any], me
         PipelineStage(shape, 0, Group, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
 
 
-def test_stages_together_have_the_parameters_of_the_whole_under_their_names(tiny_shape: Shape) -> None:
+def test_pipeline_stages_partition_the_parameters(tiny_shape: Shape) -> None:
     class Group:
         @staticmethod
         def size() -> int:
@@ -382,9 +382,9 @@ def test_stages_together_have_the_parameters_of_the_whole_under_their_names(tiny
 
     shape = replace(tiny_shape, layers=4, tied_embeddings=False)
     with torch.device("meta"):
-        whole = [name for name, _ in Llama(shape).named_parameters()]
-        made = [PipelineStage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
-        stages = [[name for name, _ in stage.named_parameters()] for stage in made]
-    assert sorted(name for stage in stages for name in stage) == sorted(whole)
+        all_names = [name for name, _ in Llama(shape).named_parameters()]
+        pipeline_stages = [PipelineStage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
+        stages = [[name for name, _ in stage.named_parameters()] for stage in pipeline_stages]
+    assert sorted(name for stage in stages for name in stage) == sorted(all_names)
     assert "model.embed_tokens.weight" in stages[0]
     assert "model.layers.3.mlp.up_proj.weight" in stages[2]

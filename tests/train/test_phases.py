@@ -1,4 +1,4 @@
-"""Phases of a training: learning rate and row length in each, and what the record says of them."""
+"""Phases of a training: learning rate, row length and rotary positions in each, and their metrics."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]
 
 @pytest.fixture
 def inputs(tokenizer_folder: Path, mix_folder: Path, tmp_path: Path) -> dict[str, Path]:
-    """Four steps' worth of rows of the first source and two of both, and then what is left."""
-    staged, packed = tmp_path / "staged", PackedSet(mix_folder)
-    shutil.copytree(mix_folder, staged)
+    """A packed set with phases of 24 rows of the first source and 56 of both, for steps of 6 rows."""
+    phased, packed = tmp_path / "staged", PackedSet(mix_folder)
+    shutil.copytree(mix_folder, phased)
     train = {**packed.manifest["train"], "stages": [[24, 0], [16, 40]]}
-    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 5, "train": train}))
-    return {"tokenizer": tokenizer_folder, "mix": staged}
+    (phased / "packed.json").write_text(json.dumps({**packed.manifest, "format": 5, "train": train}))
+    return {"tokenizer": tokenizer_folder, "mix": phased}
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_phase_begins_with_the_first_step_that_reads_nothing_before_it() -> None:
+def test_phase_starts_at_the_first_step_within_its_rows() -> None:
     section = Pretrain.model_validate({"steps": 9, "global_batch_size": 4, "phases": PHASES})
     plan = plan_of(section, 32, [10, 36])
-    assert plan.phases == (0, 3)  # steps of 4 rows: the third one still begins before row 10
+    assert plan.phases == (0, 3)  # steps of 4 rows: the third starts before row 10
     assert [plan.cuts_in_step(step) for step in range(5)] == [1, 1, 1, 2, 2]
     assert [plan.phase_of(step) for step in range(5)] == [0, 0, 0, 1, 1]
     assert plan_of(section, 32).phases == (0,)
-    with pytest.raises(PlanError, match=r"pretrain\.phases: sequence_length 16 does not divide the 40 tokens"):
+    with pytest.raises(PlanError, match=r"pretrain\.phases: sequence_length 16 .* 40 tokens"):
         plan_of(section, 40, [10, 36])
 
 
-def test_each_phase_has_its_learning_rate_and_row_length_and_its_line_in_the_record_also_when_resumed(
+def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
     run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {**pretrain_config, "steps": 6, "schedule": {"kind": "constant", "warmup_steps": 0}, "phases": PHASES}
@@ -82,33 +82,31 @@ def test_each_phase_has_its_learning_rate_and_row_length_and_its_line_in_the_rec
 LONG = {"rope_theta": 80_000.0, "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 16}}
 
 
-def test_a_phase_with_rotary_positions_of_its_own_is_a_model_that_has_them_from_its_first_step_on(
+def test_phase_changes_rotary_positions_from_its_first_step(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Phase 2 begins with step 5. Its peer is a model with those positions that continues the checkpoint of step 4."""
+    """Phase 2 starts at step 5, like a model with its positions that continues the checkpoint of step 4."""
     config = {**pretrain_config, "steps": 6, "phases": [{}, LONG]}
-    run_stage("pretrain", inputs, config, tmp_path / "turned", permanent_every=4)
-    resumed = {**config, "continue_from": str(tmp_path / "turned" / "work" / "checkpoints" / "step-00000004")}
+    run_stage("pretrain", inputs, config, tmp_path / "phased", permanent_every=4)
+    resumed = {**config, "continue_from": str(tmp_path / "phased" / "work" / "checkpoints" / "step-00000004")}
     run_stage("pretrain", inputs, resumed, tmp_path / "resumed")
     peer = {**resumed, "phases": [{}, {}], "model": {**config["model"], **LONG}}
     run_stage("pretrain", inputs, peer, tmp_path / "peer")
     run_stage("pretrain", inputs, {**config, "phases": [{}, {}]}, tmp_path / "plain")
-    models = {name: tmp_path / name / "data" / "model" for name in ("turned", "peer", "resumed", "plain")}
+    models = {name: tmp_path / name / "data" / "model" for name in ("phased", "peer", "resumed", "plain")}
     weights = {name: load_file(folder / "model.safetensors") for name, folder in models.items()}
-    assert all(
-        torch.equal(weights[other][name], values)
-        for name, values in weights["turned"].items()
-        for other in ("peer", "resumed")
-    )
+    for name, values in weights["phased"].items():
+        assert torch.equal(weights["peer"][name], values)
+        assert torch.equal(weights["resumed"][name], values)
     embedding = "model.embed_tokens.weight"
-    assert not torch.equal(weights["plain"][embedding], weights["turned"][embedding])
-    assert read_shape(models["turned"]) == read_shape(models["resumed"]) == read_shape(models["peer"])
-    assert read_shape(models["turned"]).rope_theta == 80_000.0
+    assert not torch.equal(weights["plain"][embedding], weights["phased"][embedding])
+    assert read_shape(models["phased"]) == read_shape(models["resumed"]) == read_shape(models["peer"])
+    assert read_shape(models["phased"]).rope_theta == 80_000.0
     losses = {
         name: {line["step"]: line["loss"] for line in lines_of(tmp_path / name) if "loss" in line}
-        for name in ("turned", "plain")
+        for name in ("phased", "plain")
     }
-    assert [step for step in range(1, 7) if losses["turned"][step] != losses["plain"][step]] == [5, 6]
+    assert [step for step in range(1, 7) if losses["phased"][step] != losses["plain"][step]] == [5, 6]
 
 
 MANIFEST = """
@@ -120,10 +118,10 @@ pretrain: {{steps: 10, {pretrain}}}
 """
 
 
-def test_phases_that_do_not_fit_the_mixture_s_are_refused_before_any_work() -> None:
-    with pytest.raises(ManifestError, match=r"pretrain\.phases: has 1 entries, but mix\.phases has 2"):
+def test_inconsistent_phases_are_rejected_before_any_work() -> None:
+    with pytest.raises(ManifestError, match=r"pretrain\.phases: .*1 .*mix\.phases .*2"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}]"), "p.yaml")
-    with pytest.raises(ManifestError, match="rope_theta and rope_scaling belong to the built-in decoder"):
+    with pytest.raises(ManifestError, match="rope_theta and rope_scaling"):
         parse_manifest(MANIFEST.format(pretrain="phases: [{}, {rope_theta: 5e5}], masked: {}"), "p.yaml")
     with pytest.raises(ManifestError, match="length_ramp and the sequence_length of phases"):
         parse_manifest(

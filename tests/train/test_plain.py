@@ -1,4 +1,4 @@
-"""One process that computes in its weights' own dtype has a plain model, which learns what a sharded one does."""
+"""Unsharded model of a single process, which trains like a sharded one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gristmill.train.parallel.sharding import assert_master_weights, evaluating,
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 
 
-def test_one_process_that_computes_in_float32_has_a_plain_model(one_process: None) -> None:
+def test_single_process_in_float32_has_a_plain_model(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
         assert not any(isinstance(module, FSDPModule) for module in model.modules())
@@ -32,36 +32,34 @@ def test_one_process_that_computes_in_float32_has_a_plain_model(one_process: Non
         assert_master_weights(model)
 
 
-def test_layers_that_compute_in_another_dtype_have_their_own_weights(one_process: None) -> None:
+def test_layers_in_bfloat16_have_separate_weights(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.bfloat16)
         master = {local(parameter).data_ptr() for parameter in model.parameters()}
-        layer, used = model.model.layers[1], set[int]()
-        layer.register_forward_hook(lambda *_: used.update(one.data_ptr() for one in layer.parameters()))
+        layer, used_pointers = model.model.layers[1], set[int]()
+        layer.register_forward_hook(lambda *_: used_pointers.update(weight.data_ptr() for weight in layer.parameters()))
         with evaluating(model):
             model(_ids(), _loss_of(_ids()))
-        assert used
-        assert not used & master
+        assert used_pointers
+        assert not used_pointers & master
         assert_master_weights(model)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("kind", ["adamw", "muon", "normuon", "dion", "ademamix", "lion", "sophia", "adafactor"])
-def test_three_updates_are_those_of_a_sharded_model_bit_by_bit(
-    one_process: None, micro_batches: int, kind: str
-) -> None:
+def test_updates_equal_those_of_a_sharded_model(one_process: None, micro_batches: int, kind: str) -> None:
     section = Optimizer.model_validate({"kind": kind, "learning_rate": 1e-2, "clip_norm": 0.5})
     with single_process() as world:
         plain = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
         expected = _trained(_sharded(world), section, micro_batches)
-        found = _trained(plain, section, micro_batches)
-    assert found.keys() == expected.keys()
+        weights = _trained(plain, section, micro_batches)
+    assert weights.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(weights[name], value), name
 
 
 def _sharded(world: World) -> nn.Module:
-    """The same model as FSDP has it, layer by layer."""
+    """Wrap the same model in FSDP, layer by layer."""
     model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*model.model.layers.children(), model):
@@ -70,7 +68,7 @@ def _sharded(world: World) -> nn.Module:
 
 
 def _trained(model: nn.Module, section: Optimizer, micro_batches: int) -> dict[str, Tensor]:
-    """Weights, and the norms of the gradients, after three updates that are clipped."""
+    """Return weights and gradient norms after three clipped updates."""
     optimizers, norms, good = make_optimizers(model, section), [], torch.tensor(False)
     for step in range(3):
         for number in range(micro_batches):

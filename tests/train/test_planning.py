@@ -34,22 +34,22 @@ LLAMA_2_7B = llama(32, 4096, 32, 32, 11008, 32_000)
 LLAMA_3_8B = llama(32, 4096, 32, 8, 14336, 128_256)
 
 
-def test_published_models_have_their_published_parameters() -> None:
+def test_published_models_have_their_parameters() -> None:
     assert LLAMA_2_7B.parameters == 6_738_415_616
     assert LLAMA_3_8B.parameters == 8_030_261_248
 
 
-def test_arithmetic_is_6n_without_the_lookup_and_12_l_d_t_for_attention() -> None:
+def test_flops_are_6n_without_the_lookup_and_12_l_d_t_of_attention() -> None:
     flops = flops_per_token(LLAMA_2_7B, 2048)
     lookup_and_norms = 32_000 * 4096 + 65 * 4096
     assert flops.matrices == 6 * (LLAMA_2_7B.parameters - lookup_and_norms)
     assert flops.attention == 12 * 32 * 4096 * 2048
-    # A causal mask leaves T (T + 1) / 2 of T squared pairs.
+    # A causal mask keeps T (T + 1) / 2 of T² pairs.
     assert flops.causal == flops.matrices + flops.attention * 2049 / 4096
     assert flops.six_n == 6 * LLAMA_2_7B.parameters
 
 
-def test_padding_rows_of_the_vocabulary_are_no_arithmetic() -> None:
+def test_padding_ids_add_no_flops() -> None:
     assert (
         flops_per_token(llama(2, 64, 4, 4, 128, 1000), 64).matrices
         < flops_per_token(llama(2, 64, 4, 4, 128, 1024), 64).matrices
@@ -66,36 +66,36 @@ def test_padding_rows_of_the_vocabulary_are_no_arithmetic() -> None:
         (67e9, 5.76e23, 1.5e12),
     ],
 )
-def test_twenty_tokens_per_parameter_is_chinchillas_table(parameters: float, flops: float, tokens: float) -> None:
+def test_optimum_agrees_with_the_table_of_chinchilla(parameters: float, flops: float, tokens: float) -> None:
     size, number = chinchilla_optimum(flops)
     assert size == pytest.approx(parameters, rel=0.04)
     assert number == pytest.approx(tokens, rel=0.1)
 
 
 @pytest.mark.parametrize("law", [CHINCHILLA, REPLICATION], ids=lambda law: law.source)
-def test_the_optimum_of_a_law_has_less_loss_than_its_neighbours_of_the_same_compute(law: Law) -> None:
+def test_optimum_of_a_law_minimises_the_loss(law: Law) -> None:
     size, tokens = law.optimum(1e21)
     assert 6 * size * tokens == pytest.approx(1e21)
     for factor in (0.8, 0.97, 1.03, 1.25):
         assert law.loss(size, tokens) < law.loss(size * factor, tokens / factor)
 
 
-def test_chinchilla_itself_lies_where_the_replication_says() -> None:
+def test_replication_predicts_the_size_of_chinchilla() -> None:
     # 70 B parameters and 1.4 T tokens
     size, _ = REPLICATION.optimum(6 * 70e9 * 1.4e12)
     assert size == pytest.approx(70e9, rel=0.25)
 
 
-def test_kaplans_optimum_at_one_petaflop_day() -> None:
+def test_kaplan_optimum_at_one_petaflop_day() -> None:
     assert kaplan_optimum(1e15 * 86_400) == (pytest.approx(1.3e9), pytest.approx(2e10))
 
 
-def test_devices_are_found_by_what_people_and_drivers_write() -> None:
+def test_devices_are_found_by_common_names() -> None:
     assert named_device("h100").flops == 989e12
     assert named_device("NVIDIA H200 NVL").name == "H200 NVL"
-    found = find_device("NVIDIA H100 80GB HBM3")
-    assert found is not None
-    assert found.name == "H100"
+    device = find_device("NVIDIA H100 80GB HBM3")
+    assert device is not None
+    assert device.name == "H100"
     assert find_device("NVIDIA A100-SXM4-40GB").memory == 40e9  # type: ignore[union-attr]
     with pytest.raises(UnknownDeviceError, match=r"known are GB200.*--peak-tflops"):
         named_device("H900")
@@ -126,31 +126,31 @@ def test_devices_are_found_by_what_people_and_drivers_write() -> None:
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ],
 )
-def test_a_peak_is_never_that_of_another_device(reported: str, name: str | None) -> None:
-    found = find_device(reported)
-    assert (None if found is None else found.name) == name
+def test_similar_names_are_distinct_devices(reported: str, name: str | None) -> None:
+    device = find_device(reported)
+    assert (None if device is None else device.name) == name
 
 
-def test_every_form_uses_all_gpus_and_cuts_model_and_batch_evenly() -> None:
-    found = list(forms(LLAMA_3_8B, 16, 64, 2048))
-    assert Form(1, 16) in found
-    assert Form(2, 8) in found
-    assert Form(1, 2, 8, 1) in found
-    assert Form(1, 2, context=8) in found
-    assert all(form.world == 16 for form in found)
+def test_every_form_uses_all_gpus_and_divides_model_and_batch() -> None:
+    all_forms = list(forms(LLAMA_3_8B, 16, 64, 2048))
+    assert Form(1, 16) in all_forms
+    assert Form(2, 8) in all_forms
+    assert Form(1, 2, 8, 1) in all_forms
+    assert Form(1, 2, context=8) in all_forms
+    assert all(form.world == 16 for form in all_forms)
     assert all(form.context == 1 for form in forms(LLAMA_3_8B, 16, 64, 2049))
-    assert all(LLAMA_3_8B.kv_heads % form.tensor == 0 for form in found)
-    assert len(set(found)) == len(found)
-    # 10 rows are no whole number for each of 16 ranks
+    assert all(LLAMA_3_8B.kv_heads % form.tensor == 0 for form in all_forms)
+    assert len(set(all_forms)) == len(all_forms)
+    # 16 ranks do not divide 10 rows
     assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10, 2048))
 
 
-def test_dealt_experts_are_not_gathered_and_their_masters_are_shared_as_ever() -> None:
+def test_dealt_experts_are_not_gathered() -> None:
     shape = replace(llama(12, 768, 12, 12, 2048, 32_000), experts=8, experts_per_token=2)
-    found = list(forms(shape, 8, 64, 2048))
-    assert Form(shard=8, deal_experts=True) in found
-    assert Form(2, 2, context=2, deal_experts=True) in found
-    assert all(form.tensor == form.pipeline == 1 for form in found)
+    all_forms = list(forms(shape, 8, 64, 2048))
+    assert Form(shard=8, deal_experts=True) in all_forms
+    assert Form(2, 2, context=2, deal_experts=True) in all_forms
+    assert all(form.tensor == form.pipeline == 1 for form in all_forms)
     assert not any(form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048))
     load, block = Load(1, 2048, 1), 8 * 3 * 768 * 2048
     gathered, dealt = (rank_memory(shape, Form(shard=8, deal_experts=deals), load) for deals in (False, True))
@@ -160,19 +160,19 @@ def test_dealt_experts_are_not_gathered_and_their_masters_are_shared_as_ever() -
     assert Form(shard=8, deal_experts=True).label() == "shard 8, experts dealt"
 
 
-def test_a_share_of_each_row_keeps_its_own_tokens_and_everybodys_keys_and_values() -> None:
-    """Of Llama 2 7B's layer a token keeps 4 widths, 2 of queries and attention's output, 2 of keys and values and 4
-    times 11,008; of the other half of the tokens 2 widths."""
+def test_context_parallel_rank_keeps_its_tokens_and_all_keys_and_values() -> None:
+    """Per layer of Llama 2 7B, a token keeps 4 widths, 2 of queries and attention output, 2 of keys and values, and
+    4 times 11,008; and 2 widths for each token of the other half."""
     load = Load(1, 65_536, 1)
-    alone, two = (rank_memory(LLAMA_2_7B, Form(context=size), load) for size in (1, 2))
-    own = 2 * (8 * 4096 + 4 * 11_008) + 4 * 32
-    assert alone.activations == 32 * 65_536 * own
-    assert two.activations == 32 * 32_768 * (own + 2 * 2 * 4096)
-    assert two.parameters == alone.parameters / 2
-    assert two.loss < alone.loss
+    alone, split = (rank_memory(LLAMA_2_7B, Form(context=size), load) for size in (1, 2))
+    bytes_per_token = 2 * (8 * 4096 + 4 * 11_008) + 4 * 32
+    assert alone.activations == 32 * 65_536 * bytes_per_token
+    assert split.activations == 32 * 32_768 * (bytes_per_token + 2 * 2 * 4096)
+    assert split.parameters == alone.parameters / 2
+    assert split.loss < alone.loss
 
 
-def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:
+def test_sharding_divides_state_but_not_gathered_weights() -> None:
     load = Load(1, 2048, 8)
     alone, eight = (rank_memory(LLAMA_2_7B, Form(shard=size), load) for size in (1, 8))
     assert alone.parameters == 4 * LLAMA_2_7B.parameters
@@ -180,11 +180,11 @@ def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:
     assert eight.parameters == alone.parameters / 8
     assert eight.gradients == alone.gradients / 8
     block = (LLAMA_2_7B.parameters - 2 * 32_000 * 4096 - 4096) / 32
-    assert eight.gathered == alone.gathered + 4 * block  # what a reduction reads
+    assert eight.gathered == alone.gathered + 4 * block  # input of a reduction
     assert eight.activations == alone.activations
 
 
-def test_offloaded_moments_lie_on_the_host_but_for_the_largest_matrix() -> None:
+def test_offloaded_moments_are_on_the_host_except_the_largest_matrix() -> None:
     load = Load(1, 2048, 8)
     lookup = 32_000 * 4096
     device, host = moments_bytes(LLAMA_2_7B, Form(shard=8), replace(load, offload=True))
@@ -192,42 +192,44 @@ def test_offloaded_moments_lie_on_the_host_but_for_the_largest_matrix() -> None:
     assert rank_memory(LLAMA_2_7B, Form(shard=8), replace(load, offload=True)).optimizer == lookup
     small = replace(load, offload=True, optimizer="adamw8bit")
     assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (LLAMA_2_7B.parameters / 4, 0.0)
-    # 8 bytes of each parameter go and come in a step, half of the parameters over each of two buses.
-    kept, moved = (
+    # A step moves 8 bytes per parameter both ways, over two buses.
+    on_device, offloaded = (
         rank_forms(LLAMA_2_7B, Step(8, 2048, most_micro_rows=1, offload=offload), 2, named_device("H200"), 0.4)
         for offload in (False, True)
     )
-    found = {one.form: one.seconds for one in moved}[Form(shard=2)]
-    before = {one.form: one.seconds for one in kept}[Form(shard=2)]
-    assert found == pytest.approx(before + LLAMA_2_7B.parameters / 2 * 16 / HOST_LINK)
+    before, seconds = (
+        next(estimate.seconds for estimate in ranked if estimate.form == Form(shard=2))
+        for ranked in (on_device, offloaded)
+    )
+    assert seconds == pytest.approx(before + LLAMA_2_7B.parameters / 2 * 16 / HOST_LINK)
 
 
-def test_checkpointing_keeps_the_input_of_every_layer_and_one_layers_activations() -> None:
+def test_checkpointing_keeps_layer_inputs_and_activations_of_one_layer() -> None:
     tokens, width = 2048, 4096
     all_kept = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1)).activations
     forgotten = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1, checkpointing=True)).activations
     assert forgotten == 32 * tokens * width * 2 + all_kept / 32
 
 
-def test_seven_billion_fit_on_no_single_h100_and_on_eight() -> None:
+def test_7b_fits_on_eight_h100_and_not_on_one() -> None:
     h100 = named_device("H100")
     alone = rank_forms(LLAMA_2_7B, Step(8, 2048), 1, h100, 0.4)
-    assert [one.fits for one in alone] == [False]
+    assert [estimate.fits for estimate in alone] == [False]
     eight = rank_forms(LLAMA_2_7B, Step(64, 2048), 8, h100, 0.4)
     assert eight[0].fits
     assert eight[0].memory.total <= 80e9
-    fitting = [one.seconds for one in eight if one.fits]
+    fitting = [estimate.seconds for estimate in eight if estimate.fits]
     assert fitting == sorted(fitting, key=lambda seconds: float(f"{seconds:.2g}"))
 
 
 def test_gradients_are_reduced_in_every_micro_batch() -> None:
-    """Of 2 and of 32 micro-batches, each of which gathers weights twice (2 bytes each) and reduces gradients (4 bytes)."""
+    """Each of 2 or 32 micro-batches gathers weights twice (2 bytes each) and reduces gradients (4 bytes)."""
     h100 = replace(named_device("H100"), link=1e9)
     seconds = {
         rows: next(
-            one.seconds
-            for one in rank_forms(LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4)
-            if one.form == Form(shard=8)
+            estimate.seconds
+            for estimate in rank_forms(LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4)
+            if estimate.form == Form(shard=8)
         )
         for rows in (2, 32)
     }
@@ -236,7 +238,7 @@ def test_gradients_are_reduced_in_every_micro_batch() -> None:
     assert seconds[32] == pytest.approx(16 * seconds[2])
 
 
-def test_the_recommended_form_of_eight_billion_on_eight_h100_fits_with_what_is_held() -> None:
+def test_best_form_of_8b_fits_on_eight_h100() -> None:
     best = rank_forms(LLAMA_3_8B, Step(256, 2048), 8, named_device("H100"), 0.4)[0]
     assert best.fits
     assert best.load.micro_batches > 1
@@ -244,40 +246,40 @@ def test_the_recommended_form_of_eight_billion_on_eight_h100_fits_with_what_is_h
     assert best.memory.total <= 80e9
 
 
-def test_a_pipeline_waits_p_minus_1_of_m_plus_p_minus_1() -> None:
-    found = {
-        one.form: one for one in rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4)
-    }
-    one = found[Form(pipeline=4)]
-    assert one.load.micro_batches == 32
-    assert one.bubble == pytest.approx(3 / 35)
+def test_pipeline_bubble_is_p_minus_1_of_m_plus_p_minus_1() -> None:
+    ranked = rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4)
+    estimate = next(estimate for estimate in ranked if estimate.form == Form(pipeline=4))
+    assert estimate.load.micro_batches == 32
+    assert estimate.bubble == pytest.approx(3 / 35)
 
 
-def test_without_waiting_the_assumed_utilisation_is_reached() -> None:
-    one = rank_forms(llama(12, 768, 12, 12, 2048, 32_000), Step(8, 1024), 1, named_device("H200"), 0.45)[0]
-    assert one.utilisation == pytest.approx(0.45)
+def test_single_gpu_reaches_the_assumed_utilisation() -> None:
+    estimate = rank_forms(llama(12, 768, 12, 12, 2048, 32_000), Step(8, 1024), 1, named_device("H200"), 0.45)[0]
+    assert estimate.utilisation == pytest.approx(0.45)
     tokens = 8 * 1024
     expected = flops_per_token(llama(12, 768, 12, 12, 2048, 32_000), 1024).whole * tokens / (989e12 * 0.45)
-    assert one.seconds == pytest.approx(expected)
+    assert estimate.seconds == pytest.approx(expected)
 
 
-def test_the_figures_are_those_of_a_real_step(one_process: None) -> None:
+def test_estimates_agree_with_a_measured_step(one_process: None) -> None:
     from gristmill.train.planning.measured_step import check
 
-    found = {one.name: one for one in check(llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4)}
-    assert found["arithmetic"].error == 0
-    assert found["weights"].error == 0
-    assert found["gradients"].error == 0
-    assert found["optimizer"].error == 0
-    assert math.isclose(found["activations"].predicted, found["activations"].measured, rel_tol=0.2)
-    assert found["step"].measured > 0
+    figures = {
+        figure.name: figure for figure in check(llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4)
+    }
+    assert figures["arithmetic"].error == 0
+    assert figures["weights"].error == 0
+    assert figures["gradients"].error == 0
+    assert figures["optimizer"].error == 0
+    assert math.isclose(figures["activations"].predicted, figures["activations"].measured, rel_tol=0.2)
+    assert figures["step"].measured > 0
 
 
-def test_prices_are_read_from_the_user_s_file_or_refused(tmp_path: Path) -> None:
+def test_prices_are_read_from_a_file_and_unknown_keys_rejected(tmp_path: Path) -> None:
     assert read_prices().per_gpu_hour.keys() >= {"H100", "H200"}
-    own = tmp_path / "prices.yaml"
-    own.write_text("as_of: 2026-01-31\ncurrency: EUR\nper_gpu_hour: {H100: 1.5}\n")
-    assert (read_prices(own).currency, read_prices(own).per_gpu_hour) == ("EUR", {"H100": 1.5})
-    own.write_text("H100: 1.5\n")
+    path = tmp_path / "prices.yaml"
+    path.write_text("as_of: 2026-01-31\ncurrency: EUR\nper_gpu_hour: {H100: 1.5}\n")
+    assert (read_prices(path).currency, read_prices(path).per_gpu_hour) == ("EUR", {"H100": 1.5})
+    path.write_text("H100: 1.5\n")
     with pytest.raises(PricesError, match=r"prices\.yaml: as_of: field required.*H100: unknown key"):
-        read_prices(own)
+        read_prices(path)

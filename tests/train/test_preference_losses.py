@@ -1,5 +1,5 @@
-"""Losses over pairs, by hand. In all of them the chosen answer has 4 tokens and gained 2 nats (-12 to -10), the
-rejected one has 6 and lost 3 (-20 to -23): delta is 5, and beta is 0.1.
+"""Losses over pairs, by hand: the chosen answer has 4 tokens and gained 2 nats (-12 to -10), the rejected one has 6 and
+lost 3 (-20 to -23), so that delta is 5; beta is 0.1.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SETTINGS = LossSettings(beta=0.1)
         ("sigmoid", {"sft_weight": 0.2}, 0.9740769842),  # + 0.2 * 10/4
     ],
 )
-def test_each_loss_by_hand(kind: PreferenceLoss, settings: dict[str, float], expected: float) -> None:
+def test_each_loss_is_derived_by_hand(kind: PreferenceLoss, settings: dict[str, float], expected: float) -> None:
     losses, _, _ = preference_loss(kind, PAIR, replace(SETTINGS, **settings))
     assert losses.tolist() == [pytest.approx(expected, abs=2e-6)]
 
 
-def test_rewards_are_beta_times_what_was_gained_or_the_mean_where_there_is_no_reference() -> None:
+def test_rewards_are_scaled_log_ratios_or_means_without_a_reference() -> None:
     _, chosen, rejected = preference_loss("sigmoid", PAIR, SETTINGS)
     assert (chosen.item(), rejected.item()) == (pytest.approx(0.2), pytest.approx(-0.3))
     _, chosen, rejected = preference_loss("simpo", PAIR, SETTINGS)
@@ -46,7 +46,7 @@ def test_rewards_are_beta_times_what_was_gained_or_the_mean_where_there_is_no_re
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))
-def test_the_reference_itself_has_the_loss_that_the_certificate_expects(kind: PreferenceLoss) -> None:
+def test_reference_has_the_expected_initial_loss(kind: PreferenceLoss) -> None:
     same = replace(PAIR, reference_chosen=PAIR.chosen, reference_rejected=PAIR.rejected)
     losses, chosen, rejected = preference_loss(kind, same, SETTINGS)
     expected = loss_at_start(kind, SETTINGS.beta)
@@ -58,10 +58,10 @@ def test_the_reference_itself_has_the_loss_that_the_certificate_expects(kind: Pr
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSES))
-def test_every_loss_prefers_a_larger_margin_and_has_a_gradient_that_is_finite(kind: PreferenceLoss) -> None:
+def test_every_loss_prefers_a_larger_margin_with_a_finite_gradient(kind: PreferenceLoss) -> None:
     chosen = torch.tensor([-10.0, -1e-7, -900.0], requires_grad=True)
     rejected = torch.tensor([-23.0, -900.0, -1e-7], requires_grad=True)
-    # IPO wants the margin 1 / (2 beta) = 5 and no more: from 0 it must grow.
+    # The target margin of IPO is 1 / (2 beta) = 5, so that it grows from 0.
     reference = (torch.tensor([-10.0, -1e-7, -900.0]), torch.tensor([-23.0, -900.0, -1e-7]))
     tokens = torch.tensor([4.0, 4.0, 4.0])
     losses, *_ = preference_loss(kind, PairLogps(chosen, rejected, *reference, tokens, tokens), SETTINGS)
@@ -73,9 +73,9 @@ def test_every_loss_prefers_a_larger_margin_and_has_a_gradient_that_is_finite(ki
     assert chosen.grad[0] < 0 < rejected.grad[0]
 
 
-def test_the_gradient_is_that_of_the_paper() -> None:
-    """Rafailov et al. 2023, section 4: -beta sigma(rejected reward - chosen reward) on the chosen log-probability. With
-    rewards 0.2 and -0.3: -0.1 sigma(-0.5) = -0.1 * 0.3775406688.
+def test_gradient_equals_that_of_the_paper() -> None:
+    """Rafailov et al. 2023, section 4: -beta sigma(rejected reward - chosen reward) for the chosen answer; with rewards
+    0.2 and -0.3, -0.1 sigma(-0.5) = -0.1 * 0.3775406688.
     """
     chosen = torch.tensor([-10.0], requires_grad=True)
     preference_loss("sigmoid", replace(PAIR, chosen=chosen), SETTINGS)[0].backward()
@@ -83,12 +83,12 @@ def test_the_gradient_is_that_of_the_paper() -> None:
     assert chosen.grad.item() == pytest.approx(-0.03775406688, abs=1e-8)
 
 
-def test_an_extreme_margin_gives_no_infinity() -> None:
+def test_extreme_margin_is_finite() -> None:
     extreme = PairLogps(*map(torch.tensor, ([-1e6], [0.0], [0.0], [0.0], [1.0], [1.0])))
     assert preference_loss("sigmoid", extreme, LossSettings(1.0))[0].item() == pytest.approx(1e6)
 
 
-def test_odds_near_certainty_keep_their_digits() -> None:
+def test_odds_near_certainty_are_precise() -> None:
     """log odds of a mean of -1e-6 are -1e-6 - log(1 - e^-1e-6) = 13.81551."""
     near = PairLogps(*map(torch.tensor, ([-1e-6], [-math.log(2.0)], [0.0], [0.0], [1.0], [1.0])))
     loss = preference_loss("orpo", near, replace(SETTINGS, odds_weight=1.0))[0].item()

@@ -1,4 +1,4 @@
-"""Before a fine-tuning takes a step it is proved that it would train what it says it trains."""
+"""Checks that must pass before fine-tuning starts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"loss": 2.001}, "packed rows have the loss 2.001000, but their examples one by one 2.000000"),
-        ({"loss": float("nan")}, "packed rows have the loss nan"),
-        ({"accumulation_difference": 2e-4}, r"big batch by 2.00e-04 of their norm \(tolerance 0.0001\)"),
+        ({"loss": 2.001}, r"2\.001000.* 2\.000000"),
+        ({"loss": float("nan")}, r"\bnan\b"),
+        ({"accumulation_difference": 2e-4}, r"2\.00e-04 .*0\.0001"),
     ],
 )
-def test_each_thing_that_does_not_hold_is_said(change: Any, reason: str) -> None:
+def test_each_failed_check_is_reported(change: Any, reason: str) -> None:
     assert failures(GOOD) == []
     (problem,) = failures({**GOOD, **change})
     assert re.search(reason, problem)
@@ -56,48 +56,48 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_con
     return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}, config
 
 
-def test_the_certificate_is_kept_beside_the_model_and_not_made_again(
+def test_certificate_is_saved_beside_the_model_and_reused(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, config = start
     summary = run_stage("sft", inputs, config, tmp_path / "sft")
-    found = json.loads((tmp_path / "sft" / "data" / CERTIFICATE).read_text())
-    assert found == summary["step_0"]
-    assert found["loss"] == pytest.approx(found["loss_unpacked"], rel=1e-5)
-    assert found["accumulation_difference"] < 1e-5
-    assert (found["end_of_turn_share"], found["problems"]) == (1.0, [])
+    certificate = json.loads((tmp_path / "sft" / "data" / CERTIFICATE).read_text())
+    assert certificate == summary["step_0"]
+    assert certificate["loss"] == pytest.approx(certificate["loss_unpacked"], rel=1e-5)
+    assert certificate["accumulation_difference"] < 1e-5
+    assert (certificate["end_of_turn_share"], certificate["problems"]) == (1.0, [])
     monkeypatch.setattr("gristmill.train.objectives.preflight_checks.packed_and_unpacked", None)
-    assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == found
+    assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == certificate
 
 
-def test_attention_that_crosses_between_examples_is_found_out(
+def test_attention_across_examples_is_detected(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, config = start
     monkeypatch.setattr(
         "gristmill.train.models.decoder.see_documents", lambda positions, dense=False, prefix=None: None
     )
-    with pytest.raises(NotProvedError, match="attention or positions cross from one example into another"):
+    with pytest.raises(NotProvedError, match="attention or positions"):
         run_stage("sft", inputs, config, tmp_path / "sft")
     assert not (tmp_path / "sft" / "work" / CERTIFICATE).exists()
 
 
-def test_means_over_micro_batches_are_found_out(
+def test_means_over_micro_batches_are_detected(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, config = start
     summed = AssistantTurns.loss
 
     def mean(self: AssistantTurns, model: Any, batch: Any, scale: Any, draw: Any = None) -> Any:
-        found = summed(self, model, batch, scale, draw)
-        return found._replace(loss=found.loss / batch.trained.sum())
+        result = summed(self, model, batch, scale, draw)
+        return result._replace(loss=result.loss / batch.trained.sum())
 
     monkeypatch.setattr(AssistantTurns, "loss", mean)
-    with pytest.raises(NotProvedError, match="gradients of micro-batches differ from those of one big batch"):
+    with pytest.raises(NotProvedError, match="micro-batches"):
         run_stage("sft", inputs, config, tmp_path / "sft")
 
 
-def test_a_gate_may_be_lowered(run_stage: Any, start: Any, tmp_path: Path) -> None:
+def test_gate_may_be_lowered(run_stage: Any, start: Any, tmp_path: Path) -> None:
     inputs, config = start
     config = {**config, "sequence_length": 16, "gates": {"min_end_of_turn_trained": 0.0}}
     assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"]["end_of_turn_share"] == 0.0

@@ -20,7 +20,7 @@ STEPS = 60
 
 
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
-    """Write the folder that gristmill.train.worker_main reads."""
+    """Write a stage folder for gristmill.train.worker_main."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(
         json.dumps(
@@ -37,7 +37,7 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
 
 @contextlib.contextmanager
 def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
-    """Start a written stage under torchrun on the loopback; its events come on its standard output."""
+    """Run a stage folder under torchrun on the loopback, with events on standard output."""
     command = [
         sys.executable,
         "-m",
@@ -81,12 +81,12 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics lines of a training's output."""
+    """Read the metrics of a training."""
     return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
 def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without what differs between two runs of the same training."""
+    """Drop metrics that differ between two runs of the same training."""
     return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
 
 
@@ -97,7 +97,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """Batches of 7 rows do not divide among 2 or 4 ranks, nor do the questions."""
+    """Settings whose batches of 7 rows and 3 questions do not divide among 2 or 4 ranks."""
     questions = tmp_path / "questions.jsonl"
     questions.write_text(
         "".join(
@@ -125,10 +125,10 @@ def undisturbed(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any],
     return tmp_path / "undisturbed"
 
 
-def test_a_killed_training_resumes_to_the_same_bits(
+def test_killed_training_resumes_to_the_same_bits(
     run_stage: Any, undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It saves after every step, so that each kill comes while a checkpoint is being copied, written or committed."""
+    """A checkpoint after every step makes each kill hit its copying, writing or commit."""
     folder = tmp_path / "killed"
     write_stage(folder, "pretrain", inputs, config, every=1)
     for step in (12, 36):
@@ -146,7 +146,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
 
 
 @pytest.mark.parallel
-def test_two_ranks_stopped_and_resumed_as_four_read_the_same_rows_and_learn_the_same(
+def test_two_ranks_resumed_as_four_train_alike(
     undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "elastic"
@@ -171,23 +171,23 @@ def test_two_ranks_stopped_and_resumed_as_four_read_the_same_rows_and_learn_the_
         if "loss" in line:
             assert line["loss"] == pytest.approx(expected["loss"], abs=1e-4)
             assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
-        for source, measured in line.get("validation", {}).items():
-            assert measured["loss"] == pytest.approx(expected["validation"][source]["loss"], abs=1e-4)
-            assert measured["tokens"] == expected["validation"][source]["tokens"]
+        for source, measures in line.get("validation", {}).items():
+            assert measures["loss"] == pytest.approx(expected["validation"][source]["loss"], abs=1e-4)
+            assert measures["tokens"] == expected["validation"][source]["tokens"]
     assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(theirs[-1]["tasks"]["words"]["brier"], abs=1e-4)
 
 
-def test_an_error_is_written_down_and_ends_the_process(
+def test_error_is_recorded_and_ends_the_process(
     inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "wrong"
     write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "gristmill.train.worker_main", str(folder)],
         env=environment,
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "no packed.json there" in json.loads((folder / "work" / "error.json").read_text())["message"]
+    assert process.returncode == 1
+    assert "packed.json" in json.loads((folder / "work" / "error.json").read_text())["message"]

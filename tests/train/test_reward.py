@@ -1,4 +1,4 @@
-"""A reward model: its loss by hand, where it looks, and what a training leaves behind."""
+"""Reward models: loss by hand, scored positions, and training results."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value"
         (0.0, 0.01, 0.2039132780),  # + 0.01 (1.0 - 0.5)^2
     ],
 )
-def test_the_loss_by_hand(margin: float, center_weight: float, expected: float) -> None:
+def test_reward_loss_is_derived_by_hand(margin: float, center_weight: float, expected: float) -> None:
     losses = reward_loss(torch.tensor([1.0]), torch.tensor([-0.5]), margin, center_weight)
     assert losses.tolist() == [pytest.approx(expected, abs=1e-7)]
 
 
-def test_a_row_is_scored_at_its_last_token_that_is_no_padding() -> None:
+def test_row_is_scored_at_its_last_unpadded_token() -> None:
     ids = torch.tensor([[5, 9, 7, 9], [9, 9, 9, 9], [5, 6, 7, 8]])
     assert last_tokens(ids, 9).tolist() == [2, 0, 3]
 
 
-def test_wilsons_interval_has_a_width_where_every_pair_is_right() -> None:
-    found = share_with_interval(np.ones(16, dtype=bool))
-    assert found == {"value": 1.0, "low": pytest.approx(16 / (16 + 1.959964**2)), "high": 1.0, "units": 16}
+def test_wilson_interval_has_a_width_if_every_pair_is_correct() -> None:
+    interval = share_with_interval(np.ones(16, dtype=bool))
+    assert interval == {"value": 1.0, "low": pytest.approx(16 / (16 + 1.959964**2)), "high": 1.0, "units": 16}
     half = share_with_interval(np.array([True, False] * 50))
     assert half is not None
     assert (half["low"], half["high"]) == (pytest.approx(0.4038315), pytest.approx(0.5961685))
     assert share_with_interval(np.ones(0, dtype=bool)) is None
 
 
-def test_a_score_costs_no_product_with_the_vocabulary(tiny_shape: Shape) -> None:
-    """Six operations a weight of all but the 100 x 32 output, and the attention's."""
+def test_scoring_flops_exclude_the_vocabulary(tiny_shape: Shape) -> None:
+    """Six operations per weight except the 100 x 32 output, plus attention."""
     weights = tiny_shape.matrix_parameters - tiny_shape.padded_vocab_size * tiny_shape.width
     attention = 12 * tiny_shape.layers * tiny_shape.attention_width * 24
     assert scoring_flops_per_token(tiny_shape, 24, None) == 6 * weights + attention
@@ -59,7 +59,7 @@ def test_a_score_costs_no_product_with_the_vocabulary(tiny_shape: Shape) -> None
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make_model: Any) -> dict[str, Path]:
-    """A tuned model that was never trained, as the stages behind it see one."""
+    """A tuned model with initial weights, as later stages read one."""
     from gristmill.mixtures.model import Model
     from gristmill.train.models.model_config import shape_of
     from gristmill.train.models.weights import save_model
@@ -73,8 +73,8 @@ def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make
     return {"tokenizer": tokenizer_folder, "sft": folder}
 
 
-def config_with(tmp_path: Path, **others: Any) -> dict[str, Any]:
-    """Thirty-six pairs of which the shorter answer is chosen, and one that is too long."""
+def config_with(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Write 36 pairs whose shorter answer is chosen and one that is too long, and return the settings."""
     lines = [
         {
             "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
@@ -96,11 +96,11 @@ def config_with(tmp_path: Path, **others: Any) -> dict[str, Any]:
         "micro_batch_size": 3,
         "schedule": {"warmup_steps": 1},
         "optimizer": {"learning_rate": 0.003},
-        **others,
+        **changes,
     }
 
 
-def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measured(
+def test_training_learns_to_rank_and_records_the_scores_of_the_model(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
     summary = run_stage("reward", start, config_with(tmp_path, average={"decay": 0.5}), tmp_path / "reward")
@@ -110,29 +110,32 @@ def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measur
     assert lines[-1]["margin"] == pytest.approx(lines[-1]["scores/chosen"] - lines[-1]["scores/rejected"])
     assert (summary["too_long_pairs"], summary["training_pairs"] + summary["held_out_pairs"]) == (1, 36)
     held_out = [json.loads(line) for line in (tmp_path / "reward/data/holdout.jsonl").read_text().splitlines()]
-    found = summary["held_out"]
+    held_out_summary = summary["held_out"]
     assert (
-        found["accuracy"]["value"]
+        held_out_summary["accuracy"]["value"]
         == np.mean([line["score_chosen"] > line["score_rejected"] for line in held_out])
         > 0.9
     )
-    assert found["accuracy"]["low"] < 0.9 < found["accuracy"]["high"] == 1.0
-    assert found["longer_chosen"]["value"] == 0.0
-    assert found["length_correlation"] < -0.5
+    assert held_out_summary["accuracy"]["low"] < 0.9 < held_out_summary["accuracy"]["high"] == 1.0
+    assert held_out_summary["longer_chosen"]["value"] == 0.0
+    assert held_out_summary["length_correlation"] < -0.5
     margins = {line["id"]: line for line in pq.read_table(tmp_path / "reward/data/margins.parquet").to_pylist()}
     assert len(margins) == 36
     for line in held_out:
-        one = margins[line["id"]]
-        assert (one["held_out"], one["chosen"], one["rejected"]) == (
+        margin_row = margins[line["id"]]
+        assert (margin_row["held_out"], margin_row["chosen"], margin_row["rejected"]) == (
             True,
             pytest.approx(line["score_chosen"], abs=1e-5),
             pytest.approx(line["score_rejected"], abs=1e-5),
         )
-    least = min(margins.values(), key=lambda line: (line["margin"], line["id"]))
-    assert summary["margins"]["worst"][0] == {**least, **summary["margins"]["worst"][0]}
+    smallest = min(margins.values(), key=lambda line: (line["margin"], line["id"]))
+    assert summary["margins"]["worst"][0] == {**smallest, **summary["margins"]["worst"][0]}
     assert summary["margins"]["worst"][0]["chosen_text"].startswith("A ")
-    (of_set,) = summary["margins"]["sets"]
-    assert (of_set["name"], of_set["trained"]["measured"] + of_set["held_out"]["measured"]) == ("pairs", 36)
+    (set_summary,) = summary["margins"]["sets"]
+    assert (set_summary["name"], set_summary["trained"]["measured"] + set_summary["held_out"]["measured"]) == (
+        "pairs",
+        36,
+    )
     folder, chat = tmp_path / "reward/data/model", Chat(start["tokenizer"])
     conversations = [[*line["prompt"], *line[name]] for line in held_out for name in ("chosen", "rejected")]
     rows = [chat.encode(messages).ids for messages in conversations]
@@ -146,58 +149,52 @@ def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measur
     assert not torch.allclose(average, ours, atol=1e-3)
 
 
-def test_adapters_and_the_scoring_row_learn_while_the_decoder_stays(
-    run_stage: Any, start: dict[str, Path], tmp_path: Path
-) -> None:
+def test_lora_trains_adapters_and_the_score_row_only(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config = config_with(tmp_path, lora={"rank": 4, "targets": ["q_proj"]}, optimizer={"learning_rate": 0.02})
     summary = run_stage("reward", start, config, tmp_path / "reward")
     assert summary["last_loss"] < summary["first_loss"]
     before = dict(load_model(start["sft"] / "model").named_parameters())
     after = dict(load_reward_model(tmp_path / "reward/data/model").named_parameters())
-    moved = {
+    changed = {
         name for name in before.keys() & after.keys() if not torch.equal(before[name][: len(after[name])], after[name])
     }
-    assert moved == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
-    # Drawn with variance 1 / 33 and then trained.
+    assert changed == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
+    # Initialised with variance 1 / 33, then trained.
     assert after["score.weight"].shape == (1, 32)
     assert 0.05 < after["score.weight"].std() < 0.6
 
 
-def test_the_first_loss_is_that_of_scores_that_differ_by_chance(
-    run_stage: Any, start: dict[str, Path], tmp_path: Path
-) -> None:
+def test_first_loss_is_that_of_random_scores(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config, events = config_with(tmp_path, steps=1, global_batch_size=20, margin=4.0), list[dict[str, Any]]()
     summary = run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
     line = json.loads((tmp_path / "reward/data/metrics.jsonl").read_text().splitlines()[0])
-    # Jensen: the mean of a convex function is at least that of the mean.
+    # Jensen: the mean of a convex function is at least its value at the mean.
     assert summary["first_loss"] >= math.log1p(math.exp(4.0 - line["margin"])) - 1e-6
     assert summary["first_loss"] < 8.0
-    assert not any("are not trained on" in event.get("message", "") for event in events), "one pair of 37 is few"
+    assert not any("not trained on" in event.get("message", "") for event in events), "one pair of 37 needs no warning"
 
 
-def test_pairs_that_are_too_long_for_the_most_part_are_warned_of(
-    run_stage: Any, start: dict[str, Path], tmp_path: Path
-) -> None:
+def test_many_too_long_pairs_are_warned_about(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config, events = config_with(tmp_path, steps=1, global_batch_size=4), list[dict[str, Any]]()
     lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
     answers = [[{"role": "assistant", "content": f"{number} a long story " * 20}] for number in range(12)]
     longer = [json.dumps({**json.loads(line), "chosen": answer}) for line, answer in zip(lines, answers, strict=False)]
     (tmp_path / "pairs.jsonl").write_text("\n".join([*lines, *longer]))
     run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
-    assert any("13 of 49 pairs are not trained on" in event.get("message", "") for event in events)
+    assert any("13 of 49 pairs" in event.get("message", "") for event in events)
 
 
-def test_nothing_to_train_is_said_with_the_numbers(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
+def test_empty_training_set_is_rejected_with_the_counts(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config = config_with(tmp_path, holdout=0.999999)
-    with pytest.raises(NothingToTrainError, match=r"of 37 pairs 1 are longer .* and 36 are held out"):
+    with pytest.raises(NothingToTrainError, match=r"37 pairs 1 .*36"):
         run_stage("reward", start, config, tmp_path / "reward")
 
 
-def test_a_reward_model_is_not_taken_for_one_that_writes_nor_the_other_way_round(
+def test_reward_models_and_language_models_are_not_interchangeable(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
     run_stage("reward", start, config_with(tmp_path, steps=1), tmp_path / "reward")
-    with pytest.raises(WeightsError, match="is a reward model, which scores texts"):
+    with pytest.raises(WeightsError, match="is a reward model"):
         load_model(tmp_path / "reward/data/model")
-    with pytest.raises(WeightsError, match=r"is not a reward model: config\.json names None"):
+    with pytest.raises(WeightsError, match="is not a reward model"):
         load_reward_model(start["sft"] / "model")

@@ -1,4 +1,4 @@
-"""Reinforcement learning of a tiny model: what it learns, what it writes down, and what it refuses."""
+"""Reinforcement learning of a tiny model: learning, recorded answers, and rejected settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shape(tokenizer_folder: Path) -> Shape:
 def start(
     tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """What the stage reads; the model that it begins with is an untrained one."""
+    """Inputs of the stage, with an untrained model."""
     folder = tmp_path_factory.mktemp("start")
     save_model(folder / "model", shape, tensors_of(shape))
     return {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": folder}
@@ -57,7 +57,7 @@ def start(
 
 @pytest.fixture
 def rl_config(tmp_path: Path) -> dict[str, Any]:
-    """Say something with an "e" in it, in a few tokens."""
+    """Settings that reward short answers with an "e"."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
     return {
@@ -85,7 +85,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within it a training is interrupted as a step begins; the checkpoints before it are whole."""
+    """Interrupt a training at the start of a step, after complete checkpoints."""
     before_step, save = Actor.before_step, Checkpoints.save
 
     def written(checkpoints: Checkpoints, *arguments: Any) -> None:
@@ -109,7 +109,7 @@ def mean_reward(lines: Sequence[dict[str, Any]]) -> float:
     return sum(line["reward"] for line in lines) / len(lines)
 
 
-def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
+def test_policy_learns_the_reward_and_records_its_answers(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = run_stage("rl", start, rl_config, tmp_path / "rl")
@@ -119,55 +119,59 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     assert mean_reward(lines[-4:]) > 0.8
     assert summary["held_out"]["reward_before"] == 0.0
     assert summary["held_out"]["reward"] == 1.0
-    # Before the first update the policy is the reference, and the one that drew the answers.
+    # Before the first update, policy, reference and sampler are equal.
     assert (lines[0]["kl"], lines[0]["clip_ratio"]) == (0.0, 0.0)
     assert lines[-1]["kl"] > 0.0
     assert lines[0]["entropy"] == pytest.approx(torch.log(torch.tensor(float(400))).item(), abs=0.1)
     assert lines[0]["rewards/contains"] == lines[0]["reward"] == summary["first_rewards"]["reward"]
     assert summary["training_prompts"] + summary["held_out_prompts"] == len(WORDS)
-    kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
-    assert [batch["step"] for batch in kept["batches"]] == [1, 9, 17, 20]
+    rollouts = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
+    assert [batch["step"] for batch in rollouts["batches"]] == [1, 9, 17, 20]
     assert all(
-        answer["reward"] == float("e" in answer["answer"]) for batch in kept["batches"] for answer in batch["answers"]
+        answer["reward"] == float("e" in answer["answer"])
+        for batch in rollouts["batches"]
+        for answer in batch["answers"]
     )
     batches = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
     for line in lines:
         answers = batches.read_row_group(line["step"] - 1).to_pylist()
-        assert sum(one["reward"] for one in answers) / len(answers) == pytest.approx(line["reward"])
-        advantages = [one["advantage"] for one in answers if one["reward"] == 0.0]
+        assert sum(answer_["reward"] for answer_ in answers) / len(answers) == pytest.approx(line["reward"])
+        advantages = [answer_["advantage"] for answer_ in answers if answer_["reward"] == 0.0]
         assert all(advantage <= 0.0 for advantage in advantages)
-    assert not {*TOKEN_COLUMNS} & set(kept["batches"][0]["answers"][0])
+    assert not {*TOKEN_COLUMNS} & set(rollouts["batches"][0]["answers"][0])
     model = load_model(start["pretrain"] / "model")
-    for one in batches.read_row_group(0).to_pylist():
-        # Drawn by the start model, which is the reference: all that a loss needs can be worked out again.
-        ids = torch.tensor([*one["prompt_ids"], *one["answer_ids"]])
+    for answer_ in batches.read_row_group(0).to_pylist():
+        # The start model, which is the reference, drew them: everything that the loss needs is recomputed.
+        ids = torch.tensor([*answer_["prompt_ids"], *answer_["answer_ids"]])
         logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1)
-        said = logps.gather(1, ids[1:, None])[len(one["prompt_ids"]) - 1 :, 0].tolist()
-        assert one["logps"] == pytest.approx(said, abs=1e-4)
-        assert one["reference_logps"] == one["logps"]
-        assert len(one["answer_ids"]) == one["tokens"]
-        assert sum(one["advantages"]) / one["tokens"] == pytest.approx(one["advantage"], abs=1e-6)
+        answer_logps = logps.gather(1, ids[1:, None])[len(answer_["prompt_ids"]) - 1 :, 0].tolist()
+        assert answer_["logps"] == pytest.approx(answer_logps, abs=1e-4)
+        assert answer_["reference_logps"] == answer_["logps"]
+        assert len(answer_["answer_ids"]) == answer_["tokens"]
+        assert sum(answer_["advantages"]) / answer_["tokens"] == pytest.approx(answer_["advantage"], abs=1e-6)
     trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
-    assert not set(trained) & {one["id"] for one in kept["before"]}
-    assert [one["id"] for one in kept["before"]] == [one["id"] for one in kept["after"]]
+    assert not set(trained) & {answer_["id"] for answer_ in rollouts["before"]}
+    assert [answer_["id"] for answer_ in rollouts["before"]] == [answer_["id"] for answer_ in rollouts["after"]]
     after = generate(
         load_model(tmp_path / "rl" / "data" / "model"),
         [
-            Chat(start["tokenizer"]).encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids
-            for one in kept["after"]
+            Chat(start["tokenizer"]).encode([{"role": "user", "content": answer_["prompt"]}], prompt=True).ids
+            for answer_ in rollouts["after"]
         ],
         4,
         Chat(start["tokenizer"]).stops,
     )
-    assert [Chat(start["tokenizer"]).decode(one) for one in after] == [one["answer"] for one in kept["after"]]
+    assert [Chat(start["tokenizer"]).decode(answer_) for answer_ in after] == [
+        answer_["answer"] for answer_ in rollouts["after"]
+    ]
     exported = run_stage(
         "export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {}, tmp_path / "export"
     )
     assert exported["model"] == "rl"
-    measured = run_stage(
+    evaluation = run_stage(
         "evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"bootstrap_samples": 10}, tmp_path / "eval"
     )
-    assert list(measured["models"]) == ["pretrain", "rl"]
+    assert list(evaluation["models"]) == ["pretrain", "rl"]
 
 
 PPO = {
@@ -180,30 +184,30 @@ PPO = {
 }
 
 
-def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been_killed(
+def test_ppo_learns_and_resumes_within_a_batch(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {**rl_config, **PPO}
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     lines = metrics(tmp_path / "whole")
     assert mean_reward(lines[-4:]) > mean_reward(lines[:4]) + 0.3
-    # Updates of one batch move away from the policy that drew it; the answers are the same in both epochs.
+    # Updates within a batch leave the policy that drew it; both epochs have the same answers.
     assert lines[0]["reward"] == lines[2]["reward"] != lines[4]["reward"]
     assert any(line["clip_ratio"] > 0.0 for line in lines)
     assert lines[0]["loss/critic"] > min(line["loss/critic"] for line in lines)
-    whole = load_file(tmp_path / "whole" / "data" / "model" / "model.safetensors")
-    assert not any("value_head" in name for name in whole)
+    weights = load_file(tmp_path / "whole" / "data" / "model" / "model.safetensors")
+    assert not any("value_head" in name for name in weights)
     with killed_in(11, monkeypatch):
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     steps = sorted(path.parent.name for path in (tmp_path / "killed" / "work" / "checkpoints").glob("*/complete.json"))
-    assert steps == ["step-00000005", "step-00000010"]  # the second lies between the epochs of a batch
+    assert steps == ["step-00000005", "step-00000010"]  # the second is between the epochs of a batch
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     assert metrics(tmp_path / "killed") == lines
     for name in ("model/model.safetensors", "rollouts.json", "answers.parquet"):
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
-def test_a_reinforcement_is_made_longer_from_a_checkpoint_and_keeps_the_answers_from_before(
+def test_rl_is_extended_and_keeps_earlier_answers(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {**rl_config, "steps": 6, "steps_per_batch": 2, "global_batch_size": 8}
@@ -216,7 +220,7 @@ def test_a_reinforcement_is_made_longer_from_a_checkpoint_and_keeps_the_answers_
         assert (tmp_path / "longer" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
-def test_with_adapters_the_reference_is_the_model_without_them(
+def test_reference_of_adapters_is_the_base_model(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {
@@ -243,16 +247,16 @@ def test_with_adapters_the_reference_is_the_model_without_them(
     )
 
 
-def test_answers_do_not_depend_on_who_is_answered_together(start: dict[str, Path]) -> None:
+def test_answers_do_not_depend_on_the_batch(start: dict[str, Path]) -> None:
     model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
     prompts = [tuple(chat.encode([{"role": "user", "content": word}], prompt=True).ids.tolist()) for word in WORDS]
     requests = [
-        Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, place))
-        for place, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))
+        Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, index))
+        for index, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))
     ]
     together = drawn_by(Scheduler(model, 64), requests)
     assert drawn_by(Scheduler(model, 3), requests) == together
-    assert [drawn_by(Scheduler(model, 1), [one])[0] for one in requests] == together
+    assert [drawn_by(Scheduler(model, 1), [request])[0] for request in requests] == together
     seeds = {
         sampling_of(1.0, *key).seed
         for key in ((5, 3, "a", 0), (6, 3, "a", 0), (5, 4, "a", 0), (5, 3, "b", 0), (5, 3, "a", 1))
@@ -260,14 +264,14 @@ def test_answers_do_not_depend_on_who_is_answered_together(start: dict[str, Path
     assert len(seeds) == 5
 
 
-def test_the_end_of_an_answer_is_one_of_its_tokens(start: dict[str, Path]) -> None:
+def test_stop_token_is_part_of_the_answer(start: dict[str, Path]) -> None:
     model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
     ids = tuple(chat.encode([{"role": "user", "content": "json"}], prompt=True).ids.tolist())
-    (whole,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset(), Sampling(1.0, seed=4))])
-    assert (len(whole.tokens), whole.ended) == (5, False)
-    stop = next(token for token in whole.tokens if token != whole.tokens[0])
+    (unstopped,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset(), Sampling(1.0, seed=4))])
+    assert (len(unstopped.tokens), unstopped.ended) == (5, False)
+    stop = next(token for token in unstopped.tokens if token != unstopped.tokens[0])
     (ended,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset({stop}), Sampling(1.0, seed=4))])
-    assert ended.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+    assert ended.tokens == unstopped.tokens[: unstopped.tokens.index(stop) + 1]
     assert ended.ended
 
 
@@ -282,35 +286,36 @@ def reward_folder(start: dict[str, Path], shape: Shape, tmp_path: Path) -> Path:
     return tmp_path / "reward"
 
 
-def test_a_model_rewards_the_conversation_as_it_was_trained_to_read_it(
+def test_reward_model_reads_conversations_as_in_its_training(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], reward_folder: Path, tmp_path: Path
 ) -> None:
     config = {**rl_config, "steps": 1, "rewards": [{"kind": "model"}], "holdout": 0.5}
     run_stage("rl", {**start, "reward": reward_folder}, config, tmp_path / "rl")
     chat, model = Chat(start["tokenizer"]), load_reward_model(reward_folder / "model")
-    kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
-    for one in kept["before"]:
-        asked = chat.encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids.tolist()
+    rollouts = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
+    for sample in rollouts["before"]:
+        prompt_ids = chat.encode([{"role": "user", "content": sample["prompt"]}], prompt=True).ids.tolist()
         (answer,) = drawn_by(
-            Scheduler(load_model(start["pretrain"] / "model"), 1), [Request(tuple(asked), 4, chat.stops, Sampling())]
+            Scheduler(load_model(start["pretrain"] / "model"), 1),
+            [Request(tuple(prompt_ids), 4, chat.stops, Sampling())],
         )
         tail = chat.encode([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
-        behind = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1 :].tolist() if answer.ended else []
-        ids = torch.tensor([[*asked, *answer.tokens, *behind]])
+        closing = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1 :].tolist() if answer.ended else []
+        ids = torch.tensor([[*prompt_ids, *answer.tokens, *closing]])
         hidden, _ = model(ids, lambda hidden, matrix: (hidden, matrix))
-        assert one["reward"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5)
+        assert sample["reward"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5)
 
 
-def test_what_cannot_be_rewarded_or_trained_is_refused(
+def test_unrewardable_or_untrainable_prompts_are_rejected(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], shape: Shape, tmp_path: Path
 ) -> None:
-    without = tmp_path / "without.jsonl"
-    without.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "answer": "c"}) + "\n")
-    asking = {**rl_config, "data": [{"path": str(without)}], "rewards": [{"kind": "exact"}]}
+    path = tmp_path / "without.jsonl"
+    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "answer": "c"}) + "\n")
+    unanswered = {**rl_config, "data": [{"path": str(path)}], "rewards": [{"kind": "exact"}]}
     for config, error, message in (
-        (asking, NoAnswerError, "1 of 2 prompts have no 'answer', which the reward exact compares with"),
-        ({**rl_config, "sequence_length": 8}, NothingToTrainError, r"12 prompts has at most 4 tokens \(12 too"),
-        ({**rl_config, "max_new_tokens": 32}, ValueError, "leaves no room for a prompt"),
+        (unanswered, NoAnswerError, "1 of 2 prompts .*'answer'.* exact"),
+        ({**rl_config, "sequence_length": 8}, NothingToTrainError, "12 prompts .* 4 tokens"),
+        ({**rl_config, "max_new_tokens": 32}, ValueError, "max_new_tokens"),
         ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`"),
     ):
         with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Reinforcement learning with tools: what is learned from, what is kept, and what a killed training goes on with."""
+"""Reinforcement learning with tools: masked tool responses, recorded calls, and exact resume."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ COUNTING = '''
 from pathlib import Path
 
 def tool(path: str):
-    """Counts how often it was called, by everybody and ever."""
-    seen = Path(path).read_text() if Path(path).exists() else ""
-    Path(path).write_text(seen + ".")
-    if len(seen) % 5 == 4:
+    """Counts all of its calls."""
+    calls = Path(path).read_text() if Path(path).exists() else ""
+    Path(path).write_text(calls + ".")
+    if len(calls) % 5 == 4:
         raise ValueError("every fifth")
-    return f"call {len(seen)}"
+    return f"call {len(calls)}"
 '''
 
 
 @pytest.fixture
 def start(tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path: Path) -> dict[str, Path]:  # noqa: F811
-    """What the stage reads; the untrained model has room for a prompt with tools."""
+    """Inputs of the stage, with an untrained model that has room for a prompt with tools."""
     save_model(tmp_path / "start" / "model", replace(shape, sequence_length=LENGTH), tensors_of(shape))
     return {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": tmp_path / "start"}
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> dict[str, Any]:
-    """A training with a tool."""
+    """Settings of a training with a tool."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
     return {
@@ -76,7 +76,7 @@ def plain(tmp_path: Path) -> dict[str, Any]:
 def config(
     plain: dict[str, Any], tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """The same with a model that ends its turns with a call, as no untrained one would."""
+    """The same settings, with a patched model that ends its turns with a call."""
     chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
 
     def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
@@ -84,12 +84,12 @@ def config(
             chat,
             '<tool_call>{"name": "tool", "arguments": {"path": "' + str(tmp_path / "calls.txt") + '"}}</tool_call>',
         )
-        drawn = draw(engine, [replace(one, max_new_tokens=4) for one in requests])
+        drawn = draw(engine, [replace(generated, max_new_tokens=4) for generated in requests])
         return [
-            Generated([*one.tokens[: -1 if one.ended else None], *call], True)
+            Generated([*generated.tokens[: -1 if generated.ended else None], *call], True)
             if request.max_new_tokens > len(call) + 4 and sum(request.prompt) % 3
-            else one
-            for one, request in zip(drawn, requests, strict=True)
+            else generated
+            for generated, request in zip(drawn, requests, strict=True)
         ]
 
     monkeypatch.setattr(OwnEngine, "draw", calling)
@@ -97,42 +97,44 @@ def config(
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_what_tools_answer_is_kept_and_not_learned_from(
+def test_tool_responses_are_recorded_and_not_trained_on(
     algorithm: str, run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("rl", start, {**config, "algorithm": algorithm}, tmp_path / "rl")
     chat, model = Chat(start["tokenizer"]), load_model(start["pretrain"] / "model")
     answers = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet").read_row_group(0).to_pylist()
-    assert any(one["used"] for one in answers)
-    for one in answers:
-        drawn = torch.tensor(one["drawn"])
-        assert int(drawn.sum()) == one["tokens"]
-        assert one["turns"] == len({used["turn"] for used in one["used"]}) + (
-            0 if not one["ended"] and bool(drawn.all()) and one["used"] else 1
+    assert any(answer["used"] for answer in answers)
+    for answer in answers:
+        drawn = torch.tensor(answer["drawn"])
+        assert int(drawn.sum()) == answer["tokens"]
+        assert answer["turns"] == len({used["turn"] for used in answer["used"]}) + (
+            0 if not answer["ended"] and bool(drawn.all()) and answer["used"] else 1
         )
-        text = chat.decode(one["answer_ids"], special=True)
-        for used in one["used"]:
+        text = chat.decode(answer["answer_ids"], special=True)
+        for used in answer["used"]:
             assert used["failed"] == used["answer"].startswith("error: ")
             if not drawn.all():
                 assert f"<tool_response>\n{used['answer']}\n</tool_response>" in text
-        ids = torch.tensor([*one["prompt_ids"], *one["answer_ids"]])
-        said = torch.log_softmax(model(ids[None])[0, :-1], -1).gather(1, ids[1:, None])[len(one["prompt_ids"]) - 1 :, 0]
-        torch.testing.assert_close(torch.tensor(one["logps"]), said * drawn, atol=1e-4, rtol=0)
+        ids = torch.tensor([*answer["prompt_ids"], *answer["answer_ids"]])
+        logps = torch.log_softmax(model(ids[None])[0, :-1], -1).gather(1, ids[1:, None])[
+            len(answer["prompt_ids"]) - 1 :, 0
+        ]
+        torch.testing.assert_close(torch.tensor(answer["logps"]), logps * drawn, atol=1e-4, rtol=0)
         for column in ("logps", "reference_logps", "advantages"):
-            assert not torch.tensor(one[column])[~drawn].any()
+            assert not torch.tensor(answer[column])[~drawn].any()
     first = metrics(tmp_path / "rl")[0]
     learned = answers[: config["global_batch_size"]]
-    assert first["completions/mean_length"] == sum(one["tokens"] for one in learned) / len(learned)
-    assert first["completions/mean_turns"] == sum(one["turns"] for one in learned) / len(learned)
-    assert first["tools/call_frequency"] == sum(len(one["used"]) for one in learned) / len(learned)
-    failed = sum(used["failed"] for one in learned for used in one["used"])
-    assert first["tools/failure_frequency"] == pytest.approx(failed / sum(len(one["used"]) for one in learned))
+    assert first["completions/mean_length"] == sum(answer["tokens"] for answer in learned) / len(learned)
+    assert first["completions/mean_turns"] == sum(answer["turns"] for answer in learned) / len(learned)
+    assert first["tools/call_frequency"] == sum(len(answer["used"]) for answer in learned) / len(learned)
+    failed = sum(used["failed"] for answer in learned for used in answer["used"])
+    assert first["tools/failure_frequency"] == pytest.approx(failed / sum(len(answer["used"]) for answer in learned))
     assert first["kl"] == 0.0
     assert first["clip_ratio"] == 0.0
 
 
-def test_the_opinion_of_an_answer_is_that_of_the_tokens_that_were_drawn(start: dict[str, Path]) -> None:
-    """Other ids in a tool's answer change what comes behind them and nothing before; of themselves none is asked."""
+def test_only_drawn_tokens_are_scored(start: dict[str, Path]) -> None:
+    """Ids of a tool response affect later tokens only, and are not scored."""
     section = Rl.model_validate(
         {
             "data": [{"path": "a"}],
@@ -150,62 +152,62 @@ def test_the_opinion_of_an_answer_is_that_of_the_tokens_that_were_drawn(start: d
     rollouts.put(
         torch.arange(2).numpy(),
         [[5, 6, 7]] * 2,
-        [Generated([8, 9, one, 11, 12, 13], True, drawn, used) for one in (10, 20)],
+        [Generated([8, 9, tool_token, 11, 12, 13], True, drawn, used) for tool_token in (10, 20)],
     )
     assert rollouts.used is not None
     assert rollouts.used.tolist() == [[2, 1, 1]] * 2
     assert rollouts.mask.tolist() == [list(drawn)] * 2
-    found = opinion_of(load_model(start["pretrain"] / "model"), rollouts.part(torch.arange(2).numpy()), 1.0)
-    assert found.logps[:, 2:4].tolist() == found.entropies[:, 2:4].tolist() == [[0.0, 0.0]] * 2
-    assert found.logps[0, :2].tolist() == pytest.approx(found.logps[1, :2].tolist())
-    assert abs(float(found.logps[0, 5] - found.logps[1, 5])) > 1e-7
+    opinion = opinion_of(load_model(start["pretrain"] / "model"), rollouts.part(torch.arange(2).numpy()), 1.0)
+    assert opinion.logps[:, 2:4].tolist() == opinion.entropies[:, 2:4].tolist() == [[0.0, 0.0]] * 2
+    assert opinion.logps[0, :2].tolist() == pytest.approx(opinion.logps[1, :2].tolist())
+    assert abs(float(opinion.logps[0, 5] - opinion.logps[1, 5])) > 1e-7
 
 
-def test_a_killed_training_goes_on_with_what_its_tools_had_answered(
+def test_killed_training_resumes_with_recorded_tool_responses(
     run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tool answers otherwise at each call; batches behind the last checkpoint are those that were learned from."""
+    """The tool responds differently to each call; batches after the last checkpoint are reused."""
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     (tmp_path / "calls.txt").unlink()
     with killed_in(4, monkeypatch):
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
     calls = (tmp_path / "calls.txt").read_text()
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
-    assert (tmp_path / "calls.txt").read_text() == calls  # no tool was asked again
+    assert (tmp_path / "calls.txt").read_text() == calls  # no tool was called again
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     for name in ("model/model.safetensors", "answers.parquet"):
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
-def test_a_prompt_offers_the_tools_that_its_record_describes(
+def test_prompt_offers_the_tools_of_its_record(
     run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "described.jsonl"
-    described = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
+    tools = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
     path.write_text(
         "".join(
             json.dumps(row) + "\n"
-            for row in ({"prompt": "a", "tools": described[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": described})
+            for row in ({"prompt": "a", "tools": tools[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": tools})
         )
     )
-    found = run_stage(
+    summary = run_stage(
         "rl",
         start,
         {**config, "data": [{"path": str(path)}], "steps": 1, "tools": [*config["tools"], "calculator"]},
         tmp_path / "rl",
     )
-    (counts,) = found["sets"]
+    (counts,) = summary["sets"]
     assert (counts["used"], counts["unrenderable"]) == (2, 1)
-    assert "describes 'quern', which rl.tools does not have" in next(iter(counts["unrenderable_reasons"]))
+    assert "'quern'" in next(iter(counts["unrenderable_reasons"]))
     prompts = {
-        one["prompt"]: Chat(start["tokenizer"]).decode(one["prompt_ids"])
-        for one in pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
+        answer["prompt"]: Chat(start["tokenizer"]).decode(answer["prompt_ids"])
+        for answer in pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
     }
-    assert ("Counts how often" in prompts["a"], "Counts how often" in prompts["b"]) == (False, True)
+    assert ("Counts all" in prompts["a"], "Counts all" in prompts["b"]) == (False, True)
 
 
 @pytest.mark.parallel
-def test_two_ranks_answer_as_one_does(
+def test_two_ranks_answer_like_one(
     run_stage: Any, start: dict[str, Path], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     skip_without_sandbox()
@@ -214,8 +216,10 @@ def test_two_ranks_answer_as_one_does(
     write_stage(tmp_path / "two", "rl", start, config, every=100)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
-    one, two = (pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist() for name in ("one", "two"))
-    assert [(row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one] == [
-        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two
+    one_rank, two_ranks = (
+        pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist() for name in ("one", "two")
+    )
+    assert [(row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one_rank] == [
+        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two_ranks
     ]
-    assert {len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one} == {True}
+    assert {len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one_rank} == {True}

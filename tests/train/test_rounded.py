@@ -1,4 +1,4 @@
-"""Adapters on a model that is held rounded, wherever a stage tunes one; bitsandbytes' bits are test_lora's."""
+"""Adapters on a quantised model in every stage that trains them; test_lora.py covers bitsandbytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(
     mix_folder: Path,
     make_model: Callable[[Shape], Llama],
 ) -> dict[str, Path]:
-    """What the stages read; the model has matrices that int8 cannot hold without a loss that shows."""
+    """Inputs of the stages, with matrices that int8 rounds noticeably."""
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
     model = make_model(shape_of(section, Chat(tokenizer_folder).tokenizer.get_vocab_size(), 64))
     folder = tmp_path_factory.mktemp("start")
@@ -71,53 +71,53 @@ def pairs(tmp_path: Path) -> dict[str, Any]:
     return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "sequence_length": 64}
 
 
-def check_what_it_learned_on(start: dict[str, Path], folder: Path, summary: dict[str, Any]) -> None:
-    """The named matrices are what the rounded ones stand for, and what adapters added; the others are as before."""
+def check_merged_weights(start: dict[str, Path], folder: Path, summary: dict[str, Any]) -> None:
+    """Check that target matrices are the dequantised ones plus adapters, and that others are unchanged."""
     before, after = (load_file(path / "model" / "model.safetensors") for path in (start["pretrain"], folder))
     for name in before.keys() & after.keys():
         if "v_proj" not in name and "up_proj" not in name:
             assert torch.equal(before[name][: len(after[name])], after[name]), name  # a reward model has no padding ids
             continue
-        stands_for = rounded(before[name], "int8").whole(torch.float32)
-        assert not torch.equal(stands_for, before[name])
-        added = after[name] - stands_for
+        restored = rounded(before[name], "int8").whole(torch.float32)
+        assert not torch.equal(restored, before[name])
+        added = after[name] - restored
         assert 0 < torch.linalg.matrix_rank(added, rtol=1e-4) <= 4, name
-    # Of each layer one (16, 32) and one (48, 32) matrix.
+    # Each layer has a (16, 32) and a (48, 32) matrix.
     assert summary["lora_base"]["kind"] == "int8"
     assert summary["lora_base"]["float32_bytes"] == 4 * 2 * (16 + 48) * 32
     assert summary["lora_base"]["bytes"] == 2 * (16 + 48) * (32 + 4)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
-def test_preferences_start_from_a_reference_that_is_rounded_alike(
+def test_dpo_needs_a_reference_with_the_same_quantisation(
     loss: str, run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
 ) -> None:
     config = {**TRAINING, **pairs, "loss": loss, "holdout": 0.2, "lora": LORA}
-    asked = {**pairs, "micro_batch_size": 4, "answers": loss == "kto"}
-    told = run_stage("reference", start, {**asked, "rounded": ROUNDED}, tmp_path / "reference")
-    assert told["key"]["rounding"] == "int8 in up_proj, v_proj"
+    reference_config = {**pairs, "micro_batch_size": 4, "answers": loss == "kto"}
+    reference = run_stage("reference", start, {**reference_config, "rounded": ROUNDED}, tmp_path / "reference")
+    assert reference["key"]["rounding"] == "int8 in up_proj, v_proj"
     inputs = {**start, "reference": tmp_path / "reference" / "data"}
     summary = run_stage("dpo", inputs, config, tmp_path / "dpo")
     assert summary["step_0"]["margin" if loss == "sigmoid" else "largest_reward"] == pytest.approx(0.0, abs=1e-4)
     assert summary["last_loss"] < summary["first_loss"]
-    check_what_it_learned_on(start, tmp_path / "dpo" / "data", summary)
+    check_merged_weights(start, tmp_path / "dpo" / "data", summary)
 
-    run_stage("reference", start, asked, tmp_path / "whole")
+    run_stage("reference", start, reference_config, tmp_path / "whole")
     inputs["reference"] = tmp_path / "whole" / "data"
-    with pytest.raises(StaleReferenceError, match=r"rounding was None and is int8 in up_proj, v_proj\."):
+    with pytest.raises(StaleReferenceError, match=r"rounding .*None .*int8 in up_proj, v_proj"):
         run_stage("dpo", inputs, config, tmp_path / "stale")
     assert json.loads((inputs["reference"] / KEY).read_text())["rounding"] is None
 
 
-def test_a_scoring_row_and_adapters_learn_on_a_rounded_model(
+def test_reward_model_trains_on_a_quantised_base(
     run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = run_stage("reward", start, {**TRAINING, **pairs, "holdout": 0.2, "lora": LORA}, tmp_path / "reward")
     assert summary["last_loss"] < summary["first_loss"]
-    check_what_it_learned_on(start, tmp_path / "reward" / "data", summary)
+    check_merged_weights(start, tmp_path / "reward" / "data", summary)
 
 
-def test_a_policy_is_rounded_where_it_answers_and_where_it_learns(
+def test_policy_is_quantised_for_generation_and_training(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in WORDS))
@@ -134,12 +134,12 @@ def test_a_policy_is_rounded_where_it_answers_and_where_it_learns(
     summary = run_stage("rl", start, config, tmp_path / "rl")
     lines = [json.loads(line) for line in (tmp_path / "rl/data/metrics.jsonl").read_text().splitlines()]
     assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
-    check_what_it_learned_on(start, tmp_path / "rl" / "data", summary)
-    # What answers is what the stage leaves: both are asked the same, at the temperature 0.
+    check_merged_weights(start, tmp_path / "rl" / "data", summary)
+    # The saved model gives the answers of the policy, at temperature 0.
     again = run_stage(
         "rl",
         {**start, "pretrain": tmp_path / "rl" / "data"},
         {**config, "steps": 1, "lora": None, "optimizer": {"learning_rate": 1e-9}},
         tmp_path / "again",
     )
-    assert [one["before"] for one in again["samples"]] == [one["after"] for one in summary["samples"]]
+    assert [sample["before"] for sample in again["samples"]] == [sample["after"] for sample in summary["samples"]]

@@ -1,4 +1,4 @@
-"""Rows whose tokens lie with several processes: who has which, what they see, and that they learn what one learns."""
+"""Context parallelism: places of tokens, attention, and results equal to those of one process."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def split(rank: int, size: int) -> RowSplit:
     return RowSplit(None, rank, size)  # type: ignore[arg-type]
 
 
-def test_each_process_has_a_chunk_from_the_front_and_its_counterpart_from_the_back() -> None:
+def test_each_process_has_mirrored_chunks_of_a_row() -> None:
     places = [split(rank, 2).places(16, torch.device("cpu")).tolist() for rank in range(2)]
     assert places == [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]]
-    # A token sees those before it: all processes have equally many pairs to compute.
-    seen = [sum(place + 1 for place in split(rank, 4).places(64, torch.device("cpu")).tolist()) for rank in range(4)]
-    assert seen == [520] * 4
+    # With causal attention, all processes compute equally many pairs.
+    pairs = [sum(place + 1 for place in split(rank, 4).places(64, torch.device("cpu")).tolist()) for rank in range(4)]
+    assert pairs == [520] * 4
 
 
 @pytest.mark.parametrize(
     ("ranks", "compile"), [(2, "off"), (3, "off"), pytest.param(2, "block", marks=pytest.mark.slow)]
 )
-def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.row_split_worker", str(ranks), str(tmp_path / "found.json"), compile],
+def test_split_model_equals_the_unsplit_one(ranks: int, compile: str, tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.train.row_split_worker", str(ranks), str(tmp_path / "differences.json"), compile],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -49,12 +49,12 @@ def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_pa
         timeout=240,
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
-    everybody = read_json(tmp_path / "found.json")
-    assert len(everybody) == ranks
-    for found in everybody:
-        assert found.keys() == VARIANTS.keys() - ({"experts"} if compile == "block" else set())
-        for variant, differences in found.items():
+    assert process.returncode == 0, process.stderr[-6000:]
+    by_rank = read_json(tmp_path / "differences.json")
+    assert len(by_rank) == ranks
+    for by_variant in by_rank:
+        assert by_variant.keys() == VARIANTS.keys() - ({"experts"} if compile == "block" else set())
+        for variant, differences in by_variant.items():
             assert differences.keys() == {"loss", "gradients", "nll", "scored", "logits", "loads"}
             for name, difference in differences.items():
                 assert difference < ROUNDING, (variant, name)
@@ -62,7 +62,7 @@ def test_processes_together_find_what_one_finds(ranks: int, compile: str, tmp_pa
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("form", ["one by one", "by a mask", "by blocks"])
-def test_a_share_of_queries_attends_as_among_all(rank: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_of_one_process_attend_to_all_keys(rank: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(2)
     trains = form != "by blocks"  # FlexAttention has no gradients on a CPU
     queries, keys, values = (
@@ -82,36 +82,36 @@ def test_a_share_of_queries_attends_as_among_all(rank: int, form: str, monkeypat
     torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-7)
     if not trains:
         return
-    for one, other in zip(
+    for our_gradient, their_gradient in zip(
         torch.autograd.grad(ours.square().sum(), (queries, keys, values)),
         torch.autograd.grad(theirs.square().sum(), (queries, keys, values)),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(our_gradient, their_gradient, atol=1e-6, rtol=1e-6)
 
 
-def test_the_mask_of_a_share_takes_a_line_of_memory_and_no_square() -> None:
-    """Queries at the end of 4,096 keys: what is saved for the backward pass grows with them, not with their product."""
-    kept: dict[int, int] = {}
+def test_mask_of_split_queries_takes_linear_memory() -> None:
+    """Memory saved for the backward pass grows with queries plus 4,096 keys, not with their product."""
+    saved_bytes: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved_bytes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     queries, keys = torch.randn(1, 1, 1024, 8, requires_grad=True), torch.randn(1, 1, 4096, 8, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         attend(queries, keys, keys, Segments((((1024, 0, 4096),),)))
-    assert sum(kept.values()) < 4 * (2 * 1024 * 8 + 4096 * 8 + 3 * 1024 + 4096 + 1024)
+    assert sum(saved_bytes.values()) < 4 * (2 * 1024 * 8 + 4096 * 8 + 3 * 1024 + 4096 + 1024)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoder": True}, "context is 2, but an encoder reads whole rows; use shard"),
-        ({"multi_token": 1}, "context is 2, but a decoder that predicts further tokens reads whole rows"),
+        ({"encoder": True}, "context is 2.* encoder"),
+        ({"multi_token": 1}, "context is 2.* further tokens"),
     ],
 )
-def test_what_cannot_be_split_is_refused(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
+def test_model_that_cannot_be_row_split_is_rejected(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
     with torch.device("meta"):
         model = Llama(tiny_shape)
     model.shape = replace(tiny_shape, **changes)
@@ -119,14 +119,14 @@ def test_what_cannot_be_split_is_refused(changes: dict[str, Any], message: str, 
         split_rows(model, split(0, 2))
 
 
-def test_what_no_token_has_by_itself_is_not_trained_on_shares(tiny_shape: Shape) -> None:
-    with pytest.raises(RowSplitError, match="objectives that measure tokens one by one; use shard"):
+def test_objective_beyond_single_tokens_is_rejected(tiny_shape: Shape) -> None:
+    with pytest.raises(RowSplitError, match="shard"):
         split(0, 2).answered(lambda hidden, matrix: hidden.sum(), torch.zeros(1, 4, 2), torch.zeros(3, 2), 8)
 
 
-def test_experts_are_not_kept_busy_by_tokens_that_are_added(tiny_shape: Shape) -> None:
+def test_padding_tokens_for_experts_are_rejected(tiny_shape: Shape) -> None:
     with torch.device("meta"):
         model = Llama(replace(tiny_shape, experts=2, experts_per_token=1))
     model.row_split = split(0, 2)
-    with pytest.raises(RowSplitError, match="rows of 22 tokens do not divide by 4, and experts"):
+    with pytest.raises(RowSplitError, match=r"22 tokens .* 4, .*experts"):
         model(torch.zeros(1, 22, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""What has been read is what the steps have read: no row more, for any plan, early end or way back."""
+"""Rows read by the steps of a training, under any plan, early end or rollback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAMP = [{"until_step": 3, "global_batch_size": 2}]
 
 
 def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: list[dict[str, Any]]) -> list[list[int]]:
-    """The plain answer: what each step reads."""
+    """Rows of each step, computed plainly."""
     plan = plan_after(plan_of(Pretrain.model_validate(reads), mix.sequence_length), rollbacks)
     return [plan.rows(mix.order(reads["seed"]), step).tolist() for step in range(steps)]
 
@@ -35,10 +35,10 @@ def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: l
     seed=st.integers(0, 9),
     is_ramped=st.booleans(),
     withheld=st.lists(st.integers(0, 79), max_size=4, unique=True),
-    back=st.integers(0, 2),
-    early=st.integers(0, 5),
+    rollback_count=st.integers(0, 2),
+    skipped_steps=st.integers(0, 5),
 )
-def test_rows_that_were_read_are_those_of_the_steps(
+def test_rows_read_equal_those_of_the_steps(
     mix_folder: Path,
     tmp_path: Path,
     steps: int,
@@ -46,35 +46,37 @@ def test_rows_that_were_read_are_those_of_the_steps(
     seed: int,
     is_ramped: bool,
     withheld: list[int],
-    back: int,
-    early: int,
+    rollback_count: int,
+    skipped_steps: int,
 ) -> None:
     mix = PackedSet(mix_folder)
     mix.withheld = np.array(sorted(withheld), dtype=np.int64)
     reads = {"steps": steps, "global_batch_size": batch, "batch_ramp": RAMP if is_ramped else [], "seed": seed}
     plan, rollbacks = plan_of(Pretrain.model_validate(reads), mix.sequence_length), []
-    for number in range(back):
+    for number in range(rollback_count):
         rollbacks.append(describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number))
-    done = max(1, steps - early)
+    steps_taken = max(1, steps - skipped_steps)
     (tmp_path / "rollbacks.json").write_text(json.dumps(rollbacks))
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(done)))
-    by_step = rows_by_step(mix, reads, done, rollbacks)
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps_taken))
+    )
+    by_step = rows_by_step(mix, reads, steps_taken, rollbacks)
     in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
-    found = rows_read(mix, reads, tmp_path)
-    drawn = found.drawn(1000, 1)
-    assert len(set(drawn.tolist())) == len(drawn) == found.count
+    read = rows_read(mix, reads, tmp_path)
+    drawn = read.drawn(1000, 1)
+    assert len(set(drawn.tolist())) == len(drawn) == read.count
     assert set(drawn.tolist()) <= set(in_order)
-    behind = sum(plan_after(plan, rollbacks).positions(done - 1))
-    if not rollbacks or behind <= found.order.total:  # else a way back has left rows to the second epoch
+    end_position = sum(plan_after(plan, rollbacks).positions(steps_taken - 1))
+    if not rollbacks or end_position <= read.order.total:  # otherwise a rollback leaves rows to the second epoch
         assert drawn.tolist() == sorted(in_order)
-        assert found.first(found.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
-    assert found.holds(np.arange(mix.rows)).tolist() == [row in set(drawn.tolist()) for row in range(mix.rows)]
-    few = found.drawn(3, seed)
-    assert len(few) == min(3, found.count)
-    assert set(few.tolist()) <= set(drawn.tolist())
+        assert read.first(read.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
+    assert read.holds(np.arange(mix.rows)).tolist() == [row in set(drawn.tolist()) for row in range(mix.rows)]
+    sample = read.drawn(3, seed)
+    assert len(sample) == min(3, read.count)
+    assert set(sample.tolist()) <= set(drawn.tolist())
 
 
-def test_without_its_output_the_plan_of_a_training_counts(mix_folder: Path) -> None:
+def test_rows_read_follow_the_plan_without_training_output(mix_folder: Path) -> None:
     mix = PackedSet(mix_folder)
     reads = {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     assert rows_read(mix, reads, None).first(24).tolist() == [
@@ -103,32 +105,30 @@ evaluate: {prompts: [a]}
         ("evaluate", "evaluate.contamination={}"),
     ],
 )
-def test_stages_that_ask_are_told_how_pre_training_reads_and_the_others_are_not(
-    tmp_path: Path, stage: str, setting: str
-) -> None:
+def test_stages_receive_pretraining_reads_only_if_needed(tmp_path: Path, stage: str, setting: str) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(MANIFEST)
     assert "reads" not in make_plan(load_manifest(path))[stage].config
-    asking = make_plan(load_manifest(path, [setting]))[stage]
+    step = make_plan(load_manifest(path, [setting]))[stage]
     assert (
-        asking.config["reads"]
-        == asking.recipe["reads"]
+        step.config["reads"]
+        == step.recipe["reads"]
         == {"steps": 5, "global_batch_size": 2, "batch_ramp": [], "seed": 9}
     )
 
 
-def test_replay_waits_for_a_pre_training_that_may_end_early(tmp_path: Path) -> None:
+def test_replay_depends_on_a_pretraining_that_may_end_early(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(MANIFEST)
-    open_end = ["pretrain.early_stopping.patience=2"]
-    for settings_, waits in (
+    early_stopping = ["pretrain.early_stopping.patience=2"]
+    for overrides, is_dependent in (
         ([], False),
-        (open_end, False),
+        (early_stopping, False),
         (["sft.replay=0.1"], False),
-        ([*open_end, "sft.replay=0.1"], True),
+        ([*early_stopping, "sft.replay=0.1"], True),
     ):
-        manifest = load_manifest(path, settings_)
+        manifest = load_manifest(path, overrides)
         plan = make_plan(manifest)
-        assert ("pretrain" in plan["sft_data"].inputs) == waits
+        assert ("pretrain" in plan["sft_data"].inputs) == is_dependent
         names = list(plan)
-        assert (names.index("pretrain") < names.index("sft_data")) == waits
+        assert (names.index("pretrain") < names.index("sft_data")) == is_dependent

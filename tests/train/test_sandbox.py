@@ -1,7 +1,4 @@
-"""Programs that a model wrote: attacks on the machine and on the training, and answers that the model reads.
-
-`pytest -n 0 -v tests/train/test_sandbox.py` runs every attack and prints a line for each.
-"""
+"""Programs written by a model: attacks on machine and training, and answers for the model."""
 
 from __future__ import annotations
 
@@ -242,7 +239,7 @@ X86_64_ONLY = {name for name, (code, _) in ATTACKS.items() if "libc.syscall(" in
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_an_answer_and_leaves_the_machine_untouched(
+def test_attack_gets_an_answer_and_leaves_the_machine_untouched(
     name: str, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name in X86_64_ONLY and os.uname().machine != "x86_64":
@@ -270,32 +267,32 @@ def test_an_attack_is_an_answer_and_leaves_the_machine_untouched(
         ("import tempfile\ntempfile.TemporaryFile().write(b'grist')", "5"),
     ],
 )
-def test_a_program_computes_and_prints(code: str, output: str) -> None:
+def test_program_computes_and_prints(code: str, output: str) -> None:
     assert run_python(code, LIMITS) == ProgramResult(output, True)
 
 
-def test_a_program_prints_the_same_each_time() -> None:
+def test_program_output_is_reproducible() -> None:
     code = "{str(n) for n in range(50)}"
     assert run_python(code, LIMITS) == run_python(code, LIMITS)
 
 
 @pytest.mark.parametrize("print_call", ["print('grist')", "os.write(2, bytes(100))"])
-def test_a_program_that_prints_without_end_is_stopped(print_call: str) -> None:
+def test_endless_output_is_stopped(print_call: str) -> None:
     result = run_python(f"import os\nwhile True: {print_call}", LIMITS)
     assert result.output.startswith(f"stopped: it printed more than {MAX_OUTPUT_BYTES} bytes\n")
     assert len(result.output) < MAX_OUTPUT_BYTES + 100
     assert not result.succeeded
 
 
-def test_each_program_has_an_empty_folder_in_memory_of_its_own() -> None:
+def test_each_program_has_its_own_empty_folder() -> None:
     code = "import os\nprint(os.getcwd(), os.listdir())\nopen('a', 'w').write('x')\nos.listdir()"
     for _ in range(2):
         assert run_python(code, LIMITS).output == "/tmp []\n['a']"
 
 
-def test_a_stopped_program_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_program_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "WALL_SECONDS_PER_SECOND", 1)
-    # The number of seconds stands in the command lines of bubblewrap's processes and of the program.
+    # The memory limit appears in the command lines of bubblewrap's processes and of the program.
     limits = PythonTool(kind="python", seconds=1, memory_mb=int(f"1{os.getpid()}"))
     assert run_python("import time\ntime.sleep(500)", limits).output == STOPPED
     deadline = time.monotonic() + 30
@@ -312,7 +309,7 @@ def has_argument(cmdline: Path, argument: int) -> bool:
 
 @pytest.fixture
 def fresh_check() -> Iterator[None]:
-    """Forget what was found out about this machine, before and after."""
+    """Clear cached checks of this machine, before and after."""
     for function in (check_sandbox, seccomp_program):
         function.cache_clear()
     yield
@@ -341,7 +338,7 @@ def pretend_darwin(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.mark.usefixtures("fresh_check")
 @pytest.mark.parametrize(
-    ("spoil", "named"),
+    ("break_sandbox", "fact"),
     [
         (hide_bubblewrap, "apt-get install bubblewrap"),
         (deny_namespaces, "No permissions to create new namespace"),
@@ -349,8 +346,11 @@ def pretend_darwin(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         (pretend_darwin, "Linux"),
     ],
 )
-def test_a_machine_without_a_sandbox_is_refused_before_any_work(
-    spoil: Callable[[pytest.MonkeyPatch, Path], None], named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_machine_without_sandbox_is_rejected_in_preflight(
+    break_sandbox: Callable[[pytest.MonkeyPatch, Path], None],
+    fact: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     manifest = Manifest.model_validate(
         {
@@ -364,14 +364,14 @@ def test_a_machine_without_a_sandbox_is_refused_before_any_work(
             },
         }
     )
-    spoil(monkeypatch, tmp_path)
+    break_sandbox(monkeypatch, tmp_path)
     ((place, message),) = preflight(manifest, "rl", {})
     assert place == ("rl", "tools", 1)
-    assert named in message
+    assert fact in message
     with pytest.raises(SandboxError):
         check_sandbox()
 
 
-def test_a_sandbox_that_cannot_start_is_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sandbox_that_cannot_start_is_a_failed_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_bubblewrap(monkeypatch, tmp_path)
     assert not run_python("1", LIMITS).succeeded

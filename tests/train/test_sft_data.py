@@ -1,4 +1,4 @@
-"""The stage that makes rows of examples: shares, what it refuses and counts, and what it shows."""
+"""The sft_data stage: shares of tokens, rejected and counted records, gates and messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def templated(tokenizer_folder: Path, tmp_path: Path) -> Any:
+def inputs_with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
     def inputs(template: str) -> dict[str, Path]:
         folder = tmp_path / "tokenizer"
         shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
@@ -47,9 +47,9 @@ def templated(tokenizer_folder: Path, tmp_path: Path) -> Any:
     return inputs
 
 
-def test_an_example_whose_calls_are_not_written_is_named(run_stage: Any, templated: Any, tmp_path: Path) -> None:
+def test_example_whose_calls_are_left_out_is_named(run_stage: Any, inputs_with_template: Any, tmp_path: Path) -> None:
     plain = "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + '<|end|>' -}}{%- endfor -%}"
-    inputs = templated(plain + "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}")
+    inputs = inputs_with_template(plain + "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}")
     call = {"function": {"name": "add", "arguments": {"a": 3}}}
     rows = [
         [{"role": "user", "content": "add 3"}, {"role": "assistant", "content": "3", **more}]
@@ -58,37 +58,37 @@ def test_an_example_whose_calls_are_not_written_is_named(run_stage: Any, templat
     data = tmp_path / "calls.jsonl"
     data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
     config = {"data": [{"path": str(data)}], "seed": 1, "sequence_length": 64}
-    with pytest.raises(ContentLeftOutError, match=r"1 of 2 examples(.|\n)*calls\.jsonl:2: .*the call of 'add'"):
+    with pytest.raises(ContentLeftOutError, match=r"1 of 2 examples[\s\S]*calls\.jsonl:2[\s\S]*'add'"):
         run_stage("sft_data", inputs, config, tmp_path / "out")
-    kept = {**config, "data": [{"path": str(data), "max_quarantined": 0.5}]}
-    summary = run_stage("sft_data", inputs, kept, tmp_path / "out")
+    tolerant_config = {**config, "data": [{"path": str(data), "max_quarantined": 0.5}]}
+    summary = run_stage("sft_data", inputs, tolerant_config, tmp_path / "out")
     assert (summary["sets"][0]["used"], summary["sets"][0]["unrenderable"]) == (1, 1)
 
 
-def test_ends_of_turn_that_are_cut_and_ones_without_a_mark_are_told_apart(
-    run_stage: Any, templated: Any, tokenizer_folder: Path, tmp_path: Path
+def test_cut_and_unmarked_ends_of_turn_are_distinguished(
+    run_stage: Any, inputs_with_template: Any, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     data = write(tmp_path / "a.jsonl", 4, "The file")
     config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
     unmarked = CHAT_TEMPLATE.replace(
         "{{- '<|end|>' -}}\n{%- endgeneration -%}", "{%- endgeneration -%}{{- '<|end|>' -}}"
     )
-    with pytest.raises(GateError, match="4 are whole, but the chat template does not mark"):
-        run_stage("sft_data", templated(unmarked), config, tmp_path / "unmarked")
-    with pytest.raises(GateError, match="4 are cut at 10 tokens"):
+    with pytest.raises(GateError, match="chat template"):
+        run_stage("sft_data", inputs_with_template(unmarked), config, tmp_path / "unmarked")
+    with pytest.raises(GateError, match=r"4 .*10 tokens"):
         run_stage("sft_data", {"tokenizer": tokenizer_folder}, {**config, "sequence_length": 10}, tmp_path / "cut")
     lowered = {**config, "sequence_length": 10, "gates": {"min_end_of_turn_trained": 0.0}}
     summary = run_stage("sft_data", {"tokenizer": tokenizer_folder}, lowered, tmp_path / "lowered")
     assert (summary["end_of_turn_share"], summary["cut_answers"]) == (0.0, 4)
 
 
-def test_examples_without_a_marked_answer_are_not_called_too_long(
-    run_stage: Any, templated: Any, tmp_path: Path
+def test_examples_without_marked_answers_are_not_counted_as_too_long(
+    run_stage: Any, inputs_with_template: Any, tmp_path: Path
 ) -> None:
     unmarked = "{%- for m in messages -%}{{- m.role + m.content + (messages | length) | string -}}{%- endfor -%}"
     config = {"data": [{"path": write(tmp_path / "a.jsonl", 4, "yes")}], "seed": 1, "sequence_length": 64}
-    with pytest.raises(NothingToTrainError, match=r"0 too long, 4 not rendered: the chat template marks no answer"):
-        run_stage("sft_data", templated(unmarked), config, tmp_path / "out")
+    with pytest.raises(NothingToTrainError, match=r"0 too long, 4 not rendered"):
+        run_stage("sft_data", inputs_with_template(unmarked), config, tmp_path / "out")
 
 
 def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[st
         "reads": {"steps": 3, "global_batch_size": 4, "batch_ramp": [], "seed": 11},
     }
     summary = run_stage("sft_data", inputs, config, tmp_path)
-    first, second = summary["sets"]
-    assert second["drawn"] == 60
-    assert 10 < first["drawn"] < 60
-    assert first["drawn_share"] == pytest.approx(0.25, abs=0.01)
+    small_set, large_set = summary["sets"]
+    assert large_set["drawn"] == 60
+    assert 10 < small_set["drawn"] < 60
+    assert small_set["drawn_share"] == pytest.approx(0.25, abs=0.01)
     assert summary["replay"]["share"] == pytest.approx(0.25, abs=0.02)
     packed = PackedSet(tmp_path / "data")
     assert packed.sources == ["small", "large", "replay"]
@@ -111,14 +111,14 @@ def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[st
     trained = LossMasks(packed).trained_per_row
     sources = packed.source_of(np.arange(packed.rows))
     assert trained[sources < 2].sum() == summary["trained_tokens"]
-    assert trained[sources < 2].sum() == first["drawn_tokens"] + second["drawn_tokens"]
-    assert summary["answers"] == first["drawn"] + second["drawn"]
-    before = (tmp_path / "data" / "train-00000.mask").read_bytes()
+    assert trained[sources < 2].sum() == small_set["drawn_tokens"] + large_set["drawn_tokens"]
+    assert summary["answers"] == small_set["drawn"] + large_set["drawn"]
+    mask = (tmp_path / "data" / "train-00000.mask").read_bytes()
     run_stage("sft_data", inputs, config, tmp_path)
-    assert (tmp_path / "data" / "train-00000.mask").read_bytes() == before
+    assert (tmp_path / "data" / "train-00000.mask").read_bytes() == mask
 
 
-def test_what_answers_one_prompt_is_on_one_side_of_the_holdout(
+def test_answers_to_one_prompt_are_on_one_side_of_the_holdout(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "set.jsonl"
@@ -130,24 +130,24 @@ def test_what_answers_one_prompt_is_on_one_side_of_the_holdout(
         )
     )
     config = {"data": [{"path": str(path)}], "holdout": 0.5, "seed": 5}
-    (found,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
+    (summary,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
     sides = [
         {piece["id"].hex() for piece in packed.pieces(np.arange(packed.rows)).to_pylist()}
         for packed in (PackedSet(tmp_path / "data"), PackedSet(tmp_path / "data" / HELD_OUT))
     ]
-    assert len(sides[0]) + len(sides[1]) == found["used"] == 36
-    assert len(sides[1]) == found["held_out"]
+    assert len(sides[0]) + len(sides[1]) == summary["used"] == 36
+    assert len(sides[1]) == summary["held_out"]
     prompts = [
-        {one["messages"][0]["content"] for one in read_examples(str(path), "sft") if one["id"] in side}
+        {example["messages"][0]["content"] for example in read_examples(str(path), "sft") if example["id"] in side}
         for side in sides
     ]
     assert not prompts[0] & prompts[1]
     assert min(map(len, prompts)) > 1
-    with pytest.raises(NothingToTrainError, match=r"all of its \d+ examples are held out; lower sft\.holdout"):
+    with pytest.raises(NothingToTrainError, match=r"sft\.holdout"):
         run_stage("sft_data", inputs, {**config, "data": [{"path": str(path), "limit": 1}], "holdout": 0.999}, tmp_path)
 
 
-def test_every_record_is_used_dropped_or_refused_with_its_reason(
+def test_every_record_is_used_dropped_or_rejected_with_its_reason(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     path, events = tmp_path / "set.jsonl", list[dict[str, Any]]()
@@ -160,22 +160,24 @@ def test_every_record_is_used_dropped_or_refused_with_its_reason(
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {"data": [{"path": str(path), "max_quarantined": 0.2}]}
-    (found,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
-    assert [found[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
-    assert any(event.get("message", "").startswith("set: 2 of 4 examples are not trained on") for event in events)
-    assert found["records"] == sum(found[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit"))
+    (counts,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
+    assert [counts[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
+    assert any(event.get("message", "").startswith("set: 2 of 4 examples") for event in events)
+    assert counts["records"] == sum(
+        counts[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit")
+    )
     (line,) = map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines())
     assert line["place"] == "set.jsonl:3"
-    assert line["reason"].startswith("no known form: its keys are text")
+    assert "text" in line["reason"]
 
 
-def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
+def test_prepared_examples_are_encoded_and_dropped_ones_counted(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     rows = [{"prompt": f"q {n % 3}", "completion": f"a {n % 3}"} for n in range(5)]
-    for name, kept in (("twice", rows), ("once", rows[:3])):
+    for name, records in (("twice", rows), ("once", rows[:3])):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        (tmp_path / name / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
     step = ExampleStep.model_validate({"dedup": {"minhash": None, "index": False}})
     data = [{"path": str(tmp_path / "twice" / "set.jsonl")}]
     (tmp_path / "work").mkdir()
@@ -185,9 +187,9 @@ def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
         tmp_path / "prepared",
         Context(tmp_path / "work", "sft_prepare", emit=lambda event: None),
     )
-    prepared = {**inputs, "sft_prepare": tmp_path / "prepared"}
-    (found,) = run_stage("sft_data", prepared, {"data": data}, tmp_path / "of_prepared")["sets"]
-    assert (found["records"], found["prepared_dropped"], found["examples"]) == (5, {"exact_duplicate": 2}, 3)
+    prepared_inputs = {**inputs, "sft_prepare": tmp_path / "prepared"}
+    (counts,) = run_stage("sft_data", prepared_inputs, {"data": data}, tmp_path / "of_prepared")["sets"]
+    assert (counts["records"], counts["prepared_dropped"], counts["examples"]) == (5, {"exact_duplicate": 2}, 3)
     run_stage("sft_data", inputs, {"data": [{"path": str(tmp_path / "once" / "set.jsonl")}]}, tmp_path / "of_once")
     for file in ("train-00000.bin", "train-00000.mask", "train-00000.docs.parquet"):
         assert (tmp_path / "of_prepared" / "data" / file).read_bytes() == (
@@ -195,7 +197,7 @@ def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
         ).read_bytes()
 
 
-def test_a_record_that_nobody_accounts_for_is_an_error() -> None:
+def test_unaccounted_record_is_an_error() -> None:
     counts = {
         "records": 9,
         "refused": 1,
@@ -207,21 +209,21 @@ def test_a_record_that_nobody_accounts_for_is_an_error() -> None:
         "quarantined": 1,
     }
     check_records("sft_data: set", counts)
-    with pytest.raises(ConservationError, match=r"9 records were read but 8 are accounted for .*dropped before 1"):
+    with pytest.raises(ConservationError, match=r"9 records .* 8 .*dropped before 1"):
         check_records("sft_data: set", {**counts, "quarantined": 0})
 
 
-def test_replay_wants_rows_of_the_mixtures_length(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_replay_needs_rows_of_the_mixture_length(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     config = {"data": [{"path": write(tmp_path / "a.jsonl", 3, "a")}], "replay": 0.1, "sequence_length": 48}
-    with pytest.raises(ReplayError, match=r"rows have 32 tokens, but sft\.sequence_length is 48"):
+    with pytest.raises(ReplayError, match=r"32 .*sft\.sequence_length .*48"):
         run_stage("sft_data", inputs, config, tmp_path)
 
 
-def test_sets_are_called_by_their_files() -> None:
+def test_sets_are_named_after_their_files() -> None:
     paths = ["python-docs://", "a/chats.jsonl.zst", "b/chats.parquet", "s3://bucket/folder/", "*.jsonl", "replay.json"]
     assert set_names(paths, ["replay"]) == ["python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
 
 
 def test_weights_are_given_for_all_sets_or_none() -> None:
-    with pytest.raises(ValueError, match=r"b has no weight, though others have one"):
+    with pytest.raises(ValueError, match=r"b\b.* weight"):
         Sft(steps=1, data=[{"path": "a", "weight": 1.0}, {"path": "b"}])

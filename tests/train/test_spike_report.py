@@ -17,24 +17,24 @@ def documents(losses: list[float]) -> list[dict[str, object]]:
 
 def test_documents_are_ordered_by_loss_and_outliers_are_attributed() -> None:
     """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so attribution begins at 8.3."""
-    found = examine(STEP, documents([1.0] * 4 + [11.0] + [1.0] * 5))
-    assert [one["id"] for one in found["documents"]][:3] == ["04", "00", "01"]
-    assert found["suspects"] == ["04"]
-    assert found["mean"] == 2.0
+    report = examine(STEP, documents([1.0] * 4 + [11.0] + [1.0] * 5))
+    assert [document["id"] for document in report["documents"]][:3] == ["04", "00", "01"]
+    assert report["suspects"] == ["04"]
+    assert report["mean"] == 2.0
 
 
 def test_losses_of_nan_are_attributed() -> None:
-    found = examine(STEP, documents([1.0, math.nan, 50.0, math.inf]))
-    assert found["suspects"] == ["01", "03"]
-    assert [one["loss"] for one in found["documents"]] == [None, None, 50.0, 1.0]
+    report = examine(STEP, documents([1.0, math.nan, 50.0, math.inf]))
+    assert report["suspects"] == ["01", "03"]
+    assert [document["loss"] for document in report["documents"]] == [None, None, 50.0, 1.0]
 
 
-def test_where_all_are_alike_the_worst_one_is_attributed() -> None:
+def test_largest_of_similar_losses_is_attributed() -> None:
     assert examine(STEP, documents([1.0, 1.1, 1.0]))["suspects"] == ["01"]
     assert examine(STEP, [])["suspects"] == []
 
 
-def test_reports_are_pages_and_json_and_one_list_of_attributed_documents(tmp_path: Path) -> None:
+def test_reports_are_pages_and_json_with_one_exclusion_list(tmp_path: Path) -> None:
     written = documents([1.0, 1.0, 9.0])
     written[2]["text"] = "<script>alert(1)</script>"
     write_spike_report(tmp_path, examine(STEP, written))
@@ -44,14 +44,14 @@ def test_reports_are_pages_and_json_and_one_list_of_attributed_documents(tmp_pat
     page = (tmp_path / "step-120.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
-    assert "src=" not in page  # it needs nothing else
+    assert "src=" not in page  # it is self-contained
     assert "<b>loss</b> NaN or Inf" in (tmp_path / "step-300.html").read_text()
     forget_after(tmp_path, 200)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exclude.txt", "step-120.html", "step-120.json"]
     assert (tmp_path / "exclude.txt").read_text() == "02\n"
 
 
-def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its_text_last(tmp_path: Path) -> None:
+def test_document_is_shown_with_origin_scores_and_text(tmp_path: Path) -> None:
     origin = {
         "url": "https://site.example/a",
         "locator": "a.jsonl#1",
@@ -60,9 +60,9 @@ def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its
         "cluster": "abcdef0123",
         "cluster_size": 3,
     }
-    written = [{**one, "text": "0 0 0", "row": 7} for one in documents([1.0, 9.0])]
-    found = examine(STEP, [written[0], {**written[1], **origin}])
-    write_spike_report(tmp_path, found)
+    written = [{**document, "text": "0 0 0", "row": 7} for document in documents([1.0, 9.0])]
+    report = examine(STEP, [written[0], {**written[1], **origin}])
+    write_spike_report(tmp_path, report)
     assert json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"] == origin["quality"]
     page = (tmp_path / "step-120.html").read_text()
     assert page.count("<th>") == 6
@@ -70,18 +70,16 @@ def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its
     assert "https://site.example/a · en · gopher 0.25 · words 40 · cluster abcdef01 of 3" in page
 
 
-def test_scores_that_cannot_be_read_are_a_warning_and_the_report_goes_without(tmp_path: Path) -> None:
-    warned: list[str] = []
-    context = Context(tmp_path, emit=lambda event: warned.append(event["message"]))
+def test_unreadable_scores_are_a_warning(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    context = Context(tmp_path, emit=lambda event: warnings.append(event["message"]))
 
-    def known(ids: object) -> dict[str, dict[str, object]]:
+    def read_scores(ids: object) -> dict[str, dict[str, object]]:
         raise OSError(f"{ids}: the store is away")
 
     read = documents([1.0, 2.0])
-    assert with_known(read, known, context) == read
-    assert warned == [
-        "the loss-spike report does not say where its documents are from and how they were judged: "
-        "['00', '01']: the store is away"
-    ]
+    assert with_known(read, read_scores, context) == read
+    (warning,) = warnings
+    assert "['00', '01']: the store is away" in warning
     judged = with_known(read, lambda ids: {"01": {"language": "en"}}, context)
     assert judged == [read[0], {**read[1], "language": "en"}]

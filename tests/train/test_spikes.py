@@ -21,15 +21,15 @@ def window_of(losses: list[float]) -> torch.Tensor:
     return window
 
 
-def test_a_loss_or_gradient_that_is_no_number_is_bad_from_the_first_step() -> None:
+def test_infinite_loss_or_gradient_is_bad_from_the_first_step() -> None:
     for bad in (math.nan, math.inf):
         assert is_bad_step(torch.tensor(bad), FINE, empty_window(CPU, 128), 6.0)
         assert is_bad_step(FINE, torch.tensor(bad), empty_window(CPU, 128), 6.0)
     assert not is_bad_step(FINE, FINE, empty_window(CPU, 128), 6.0)
 
 
-def test_a_spike_is_judged_once_there_are_64_losses() -> None:
-    """Losses alternate between 1 and 3: the mean is 2, the deviation sqrt(n / (n - 1)), so 6 sigma ends near 8.05."""
+def test_spikes_are_detected_after_64_losses() -> None:
+    """Losses alternate between 1 and 3: mean 2, deviation sqrt(n / (n - 1)), so 6 sigma ends near 8.05."""
     losses = [1.0, 3.0] * 32
     assert not is_bad_step(torch.tensor(1000.0), FINE, window_of(losses[:63]), 6.0)
     assert is_bad_step(torch.tensor(8.1), FINE, window_of(losses), 6.0)
@@ -42,26 +42,26 @@ def test_only_the_last_128_losses_count() -> None:
     assert is_bad_step(torch.tensor(9.0), FINE, window, 6.0)
 
 
-def test_what_is_no_number_is_not_remembered() -> None:
+def test_infinite_losses_are_not_remembered() -> None:
     window = window_of([1.0, 3.0] * 32 + [math.inf, math.nan])
     assert is_bad_step(torch.tensor(9.0), FINE, window, 6.0)
     assert int((~window.isnan()).sum()) == 64
 
 
 def streak_after(bad: str, enough: int | None = 3) -> Streak:
-    """`x` is a bad step, `.` a good one; the first is step 1."""
+    """Streak after steps that are bad (`x`) or good (`.`), from step 1."""
     streak = Streak()
     for step, mark in enumerate(bad, start=1):
         streak = streak.after(step, mark == "x", enough)
     return streak
 
 
-def test_enough_bad_steps_in_a_row_make_a_rollback_due_to_before_the_first_of_them() -> None:
+def test_bad_steps_in_a_row_make_a_rollback_due_before_the_first() -> None:
     assert streak_after("xx.xx") == Streak(2, None)
     assert streak_after("xx.xxx") == Streak(3, 4)
-    assert streak_after("xx.xxx..x") == Streak(1, 4)  # due until it is done, whatever comes after
+    assert streak_after("xx.xxx..x") == Streak(1, 4)  # due until it is done
     assert streak_after("xxxxxx", enough=None) == Streak(6, None)
 
 
-def test_the_step_to_go_back_to_is_the_last_multiple_before() -> None:
-    assert [rollback_step(due, 10) for due in (1, 10, 11, 12, 21)] == [0, 0, 10, 10, 20]
+def test_rollback_step_is_the_last_checkpoint_before() -> None:
+    assert [rollback_step(due_step, 10) for due_step in (1, 10, 11, 12, 21)] == [0, 0, 10, 10, 20]

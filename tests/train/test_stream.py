@@ -25,7 +25,7 @@ def pretrain(**keys: Any) -> Pretrain:
 
 @st.composite
 def ramps(draw: st.DrawFn) -> Pretrain:
-    """Any ramps of up to three stages each, ends given as steps or as tokens."""
+    """Ramps of up to three stages each, with ends in steps or tokens."""
     by_tokens = draw(st.booleans())
     ends = draw(st.lists(st.integers(1, 40), unique=True, max_size=3).map(sorted))
     batches = [{"until_tokens": end * 40 * LENGTH} if by_tokens else {"until_step": end} for end in ends]
@@ -39,7 +39,7 @@ def ramps(draw: st.DrawFn) -> Pretrain:
 
 @settings(deadline=None)
 @given(rows_per_source, st.integers(0, 99), st.integers(1, 13), st.integers(0, 40), st.integers(1, 5))
-def test_a_batch_is_the_same_rows_for_every_world_size_and_micro_batch(
+def test_batch_has_the_same_rows_for_every_world_size_and_micro_batch(
     counts: list[int], seed: int, batch: int, step: int, micro: int
 ) -> None:
     rows = constant(batch).rows(Order(counts, seed), step)
@@ -51,27 +51,18 @@ def test_a_batch_is_the_same_rows_for_every_world_size_and_micro_batch(
         assert max(len(part) for share in shares for part in share) <= micro
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=3), st.integers(0, 99), st.integers(2, 13))
-def test_an_epoch_reads_every_row_once(counts: list[int], seed: int, batch: int) -> None:
-    total = sum(counts)
-    order = Order(counts, seed)
-    read = np.concatenate([constant(batch).rows(order, step) for step in range(-(-total // batch))])
-    assert sorted(read[:total]) == list(range(total))
-
-
-def test_the_digest_depends_on_every_row_and_on_the_order() -> None:
-    first, second = np.array([1, 2]), np.array([3, 4])
-    forward = extend_digest(extend_digest("", first), second)
-    assert forward == extend_digest(extend_digest("", first), second)
-    assert forward != extend_digest(extend_digest("", second), first)
-    assert forward != extend_digest(extend_digest("", first), np.array([4, 3]))
-    assert forward != extend_digest(extend_digest("another set", first), second)
+def test_digest_depends_on_every_row_and_their_order() -> None:
+    head, tail = np.array([1, 2]), np.array([3, 4])
+    forward = extend_digest(extend_digest("", head), tail)
+    assert forward == extend_digest(extend_digest("", head), tail)
+    assert forward != extend_digest(extend_digest("", tail), head)
+    assert forward != extend_digest(extend_digest("", head), np.array([4, 3]))
+    assert forward != extend_digest(extend_digest("another set", head), tail)
 
 
 @settings(deadline=None, max_examples=60)
 @given(rows_per_source, st.integers(0, 99), ramps(), st.integers(0, 60))
-def test_any_ramp_reads_every_row_of_an_epoch_once_and_in_the_order_without_a_ramp(
+def test_ramps_read_every_row_once_in_the_order_without_a_ramp(
     counts: list[int], seed: int, section: Pretrain, resumed: int
 ) -> None:
     order, plan = Order(counts, seed), plan_of(section, LENGTH)
@@ -79,14 +70,17 @@ def test_any_ramp_reads_every_row_of_an_epoch_once_and_in_the_order_without_a_ra
     read = np.concatenate([plan.rows(order, step) for step in range(steps)])
     assert read.tolist() == order.rows(np.arange(len(read))).tolist()
     assert sorted(read[: order.total].tolist()) == list(range(order.total))
-    # A step's rows depend on its number alone: a training that resumes there goes on without a gap.
-    first, size = plan.positions(resumed)
-    assert plan_of(section, LENGTH).rows(order, resumed).tolist() == order.rows(np.arange(first, first + size)).tolist()
-    assert plan.positions(resumed + 1)[0] == first + size
-    assert plan.steps_of(np.arange(first, first + size)).tolist() == [resumed] * size
+    # The rows of a step depend on its number alone, so a resumed training has no gap.
+    start, row_count = plan.positions(resumed)
+    assert (
+        plan_of(section, LENGTH).rows(order, resumed).tolist()
+        == order.rows(np.arange(start, start + row_count)).tolist()
+    )
+    assert plan.positions(resumed + 1)[0] == start + row_count
+    assert plan.steps_of(np.arange(start, start + row_count)).tolist() == [resumed] * row_count
 
 
-def test_a_ramp_by_steps_and_one_by_tokens_that_mean_the_same_are_the_same_plan() -> None:
+def test_equivalent_ramps_by_steps_and_by_tokens_give_one_plan() -> None:
     by_steps = pretrain(
         batch_ramp=[{"until_step": 10, "global_batch_size": 2}, {"until_step": 15, "global_batch_size": 3}]
     )
@@ -102,18 +96,18 @@ def test_a_ramp_by_steps_and_one_by_tokens_that_mean_the_same_are_the_same_plan(
     assert plan_of(by_steps, LENGTH).positions(17) == (43, 4)
 
 
-def test_a_length_ramp_cuts_rows_up_to_its_steps_and_leaves_the_others_whole() -> None:
+def test_length_ramp_cuts_rows_until_its_last_step() -> None:
     section = pretrain(length_ramp=[{"until_step": 2, "sequence_length": 3}, {"until_step": 5, "sequence_length": 6}])
     assert [plan_of(section, LENGTH).cuts_in_step(step) for step in range(7)] == [4, 4, 2, 2, 2, 1, 1]
 
 
-def test_ramps_that_cannot_be_followed_are_refused_with_what_to_change() -> None:
-    with pytest.raises(PlanError, match="sequence_length 5 does not divide the 12 tokens"):
+def test_invalid_ramps_are_rejected() -> None:
+    with pytest.raises(PlanError, match=r"sequence_length 5\D+12 tokens"):
         plan_of(pretrain(length_ramp=[{"until_step": 2, "sequence_length": 5}]), LENGTH)
     mixed = [{"until_step": 9, "global_batch_size": 2}, {"until_tokens": 10 * LENGTH, "global_batch_size": 4}]
-    with pytest.raises(PlanError, match="stage 2: ends before step 10"):
+    with pytest.raises(PlanError, match=r"stage 2.* step 10"):
         plan_of(pretrain(batch_ramp=mixed), LENGTH)
-    with pytest.raises(ValueError, match="until_step must increase from entry to entry, not \\[9, 9\\]"):
+    with pytest.raises(ValueError, match=r"until_step .*\[9, 9\]"):
         pretrain(length_ramp=[{"until_step": 9, "sequence_length": 3}, {"until_step": 9, "sequence_length": 6}])
-    with pytest.raises(ValueError, match="give exactly one"):
+    with pytest.raises(ValueError, match=r"until_step|until_tokens"):
         pretrain(batch_ramp=[{"global_batch_size": 3}])

@@ -1,4 +1,4 @@
-"""Suites: what is asked and scored, against a plain version of the same, and what stands beside the scores."""
+"""Suites: prompts and scores against a plain implementation, centred scores, and their display."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORDS = "module class return value text width indent line self import raise erro
 Item = Mapping[str, Any]
 
 
-def made_items(kind: str, number: int, seed: int) -> list[dict[str, Any]]:
+def make_items(kind: str, number: int, seed: int) -> list[dict[str, Any]]:
     rng = random.Random(seed)
 
     def words(count: int) -> str:
@@ -71,73 +71,73 @@ def reader(make_model: Callable[[Shape], Llama], tokenizer_folder: Path, shape: 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All files of CORE, with a few made-up items each."""
+    """All files of CORE, with 14 random items each."""
     folder = tmp_path_factory.mktemp("bundle")
     for number, task in enumerate(known_suites()["core22"].tasks):
         path = folder / task.file
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(one) + "\n" for one in made_items(task.kind, 14, number)))
+        path.write_text("".join(json.dumps(item) + "\n" for item in make_items(task.kind, 14, number)))
     return folder
 
 
 def plain_answers(reader: Reader, task: SuiteTask, items: Sequence[Item]) -> list[float]:
-    """As nanochat says it, item by item and text by text, with all logits."""
-    found = []
+    """Answers by the definition of nanochat, item by item and text by text, with all logits."""
+    answers = []
     for number, item in enumerate(items):
         pool = [k for k in range(len(items)) if k != number]
         shots = ""
         for k in random.Random(1234 + number).sample(pool, task.shots):
-            one = items[k]
+            solved = items[k]
             if task.kind == "multiple_choice":
-                shots += one["query"] + task.delimiter + one["choices"][one["gold"]] + "\n\n"
+                shots += solved["query"] + task.delimiter + solved["choices"][solved["gold"]] + "\n\n"
             elif task.kind == "schema":
-                shots += one["context_options"][one["gold"]] + task.delimiter + one["continuation"] + "\n\n"
+                shots += solved["context_options"][solved["gold"]] + task.delimiter + solved["continuation"] + "\n\n"
             else:
-                shots += one["context"].strip() + task.delimiter + one["continuation"] + "\n\n"
+                shots += solved["context"].strip() + task.delimiter + solved["continuation"] + "\n\n"
         if task.kind == "language_modeling":
             prompt = shots + item["context"].strip() + task.delimiter
             texts = [prompt + item["continuation"]]
-            start = [len(reader.encode(prompt.strip())) + 1]
+            starts = [len(reader.encode(prompt.strip())) + 1]
         elif task.kind == "schema":
-            texts = [shots + one + task.delimiter + item["continuation"] for one in item["context_options"]]
+            texts = [shots + solved + task.delimiter + item["continuation"] for solved in item["context_options"]]
         else:
-            texts = [shots + item["query"] + task.delimiter + one for one in item["choices"]]
+            texts = [shots + item["query"] + task.delimiter + solved for solved in item["choices"]]
         rows = [[reader.prefix, *reader.encode(text)] for text in texts]
         if task.kind == "schema":
-            same = 0
-            while len({row[-1 - same] for row in rows}) == 1:
-                same += 1
-            start = [len(row) - same for row in rows]
+            common = 0
+            while len({row[-1 - common] for row in rows}) == 1:
+                common += 1
+            starts = [len(row) - common for row in rows]
         elif task.kind == "multiple_choice":
-            same = 0
-            while len({row[same] for row in rows}) == 1:
-                same += 1
-            start = [same] * len(rows)
+            common = 0
+            while len({row[common] for row in rows}) == 1:
+                common += 1
+            starts = [common] * len(rows)
         losses, greedy = [], []
-        for whole, begin in zip(rows, start, strict=True):
-            row = whole[-(reader.length + 1) :]
-            first = begin - (len(whole) - len(row))
+        for ids, start in zip(rows, starts, strict=True):
+            row = ids[-(reader.length + 1) :]
+            first_scored = start - (len(ids) - len(row))
             with torch.no_grad():
                 logs = torch.log_softmax(reader.model(torch.tensor([row[:-1]]))[0], dim=-1)
             targets = torch.tensor(row[1:])
-            losses.append(float(-logs[range(len(targets)), targets][first - 1 :].mean()))
-            greedy.append(bool((logs.argmax(dim=-1) == targets)[first - 1 :].all()))
-        found.append(
+            losses.append(float(-logs[range(len(targets)), targets][first_scored - 1 :].mean()))
+            greedy.append(bool((logs.argmax(dim=-1) == targets)[first_scored - 1 :].all()))
+        answers.append(
             float(greedy[0]) if task.kind == "language_modeling" else float(losses.index(min(losses)) == item["gold"])
         )
-    return found
+    return answers
 
 
 @pytest.mark.parametrize("kind", ["multiple_choice", "schema", "language_modeling"])
-def test_every_kind_is_scored_as_its_plain_definition(reader: Reader, kind: Any) -> None:
+def test_every_kind_is_scored_by_its_plain_definition(reader: Reader, kind: Any) -> None:
     shots = 0 if kind == "language_modeling" else 2
     task = SuiteTask(name="t", file="", kind=kind, shots=shots, baseline=25, delimiter="\nAnswer: ")
-    items = made_items(kind, 60, 4)
+    items = make_items(kind, 60, 4)
     if kind == "language_modeling":
-        # A random model would be right about nothing: it is given a liking for words that begin with a blank, and every
-        # second item asks for what it says.
+        # A random model would get nothing right, so make it prefer words that begin with a space, and let every
+        # second item expect its prediction.
         reader = replace(reader, model=copy.deepcopy(reader.model))
-        words = [one for one in range(400) if re.fullmatch(" [a-z]{2,}", reader.decode([one]))]
+        words = [token_id for token_id in range(400) if re.fullmatch(" [a-z]{2,}", reader.decode([token_id]))]
         with torch.no_grad():
             reader.model.output_matrix()[words] *= 4
         for number in range(0, 60, 2):
@@ -149,80 +149,85 @@ def test_every_kind_is_scored_as_its_plain_definition(reader: Reader, kind: Any)
     np.testing.assert_array_equal(task_answers(reader, task, items), expected)
 
 
-def test_solved_items_are_drawn_for_each_item_and_are_never_the_item_itself() -> None:
+def test_shots_are_drawn_per_item_without_the_item_itself() -> None:
     task = SuiteTask(name="t", file="", kind="multiple_choice", shots=3, baseline=25, delimiter="\nAnswer: ")
     items = [
         {"query": f"q{number}", "choices": [f"a{number}", f"b{number}"], "gold": number % 2} for number in range(9)
     ]
-    seen = set()
+    draws = set()
     for number in range(9):
-        first, second = rendered(task, items, number).texts
-        assert first.endswith(f"\n\nq{number}\nAnswer: a{number}")
-        assert second.removesuffix(f"b{number}") == first.removesuffix(f"a{number}")
-        *shots, _ = first.split("\n\n")
-        asked = [int(shot[1]) for shot in shots]
-        assert asked == random.Random(1234 + number).sample([k for k in range(9) if k != number], 3)
-        assert all(shot == f"q{k}\nAnswer: {'ab'[k % 2]}{k}" for k, shot in zip(asked, shots, strict=True))
-        seen.add(tuple(asked))
-    assert len(seen) > 5
+        first_text, second_text = rendered(task, items, number).texts
+        assert first_text.endswith(f"\n\nq{number}\nAnswer: a{number}")
+        assert second_text.removesuffix(f"b{number}") == first_text.removesuffix(f"a{number}")
+        *shots, _ = first_text.split("\n\n")
+        drawn = [int(shot[1]) for shot in shots]
+        assert drawn == random.Random(1234 + number).sample([k for k in range(9) if k != number], 3)
+        assert all(shot == f"q{k}\nAnswer: {'ab'[k % 2]}{k}" for k, shot in zip(drawn, shots, strict=True))
+        draws.add(tuple(drawn))
+    assert len(draws) > 5
 
 
-def test_something_of_each_choice_is_scored_where_one_begins_another() -> None:
+def test_choice_that_begins_another_keeps_a_scored_token() -> None:
     rows = requests_of(lambda text: list(map(ord, text)), 0, "multiple_choice", ["ab", "abc"])
-    assert [(one.context, one.scored) for one in rows] == [((0, 97), (98,)), ((0, 97), (98, 99))]
-    (only,) = requests_of(lambda text: list(map(ord, text)), 0, "language_modeling", ["ab", "ab c"])
-    assert only.scored == (32, 99)
+    assert [(request.context, request.scored) for request in rows] == [((0, 97), (98,)), ((0, 97), (98, 99))]
+    (request,) = requests_of(lambda text: list(map(ord, text)), 0, "language_modeling", ["ab", "ab c"])
+    assert request.scored == (32, 99)
 
 
-def test_a_prompt_longer_than_the_model_reads_loses_its_beginning(reader: Reader) -> None:
+def test_long_prompt_loses_its_beginning(reader: Reader) -> None:
     task = SuiteTask(name="t", file="", kind="schema", shots=0, baseline=50)
-    items = made_items("schema", 6, 5)
-    cut = [{**item, "context_options": [f"{'very ' * 300}{one}" for one in item["context_options"]]} for item in items]
-    assert len(reader.encode(cut[0]["context_options"][0])) > reader.length
-    assert set(task_answers(reader, task, cut)) <= {0.0, 1.0}
+    items = make_items("schema", 6, 5)
+    long_items = [
+        {**item, "context_options": [f"{'very ' * 300}{option}" for option in item["context_options"]]}
+        for item in items
+    ]
+    assert len(reader.encode(long_items[0]["context_options"][0])) > reader.length
+    assert set(task_answers(reader, task, long_items)) <= {0.0, 1.0}
 
 
-def test_chance_is_zero_and_every_item_right_is_one() -> None:
+def test_centred_score_is_zero_at_chance_and_one_if_all_are_correct() -> None:
     assert centred(0.25, 25) == 0.0
     assert centred(1.0, 62) == pytest.approx(1.0)
     assert centred(0.5, 25) == pytest.approx(1 / 3)
     assert centred(0.3, 62) == pytest.approx(-0.32 / 0.38)
 
 
-def test_core_has_22_tasks_and_every_name_of_the_manifest_is_known() -> None:
+def test_core_has_22_tasks_and_manifest_names_are_known() -> None:
     assert set(known_suites()) == set(get_args(Suite.model_fields["suite"].annotation))
     core = known_suites()["core22"]
     assert len({task.name for task in core.tasks}) == 22
-    assert all(0 < one.score < 1 and one.source.startswith("github.com/") for one in core.references)
+    assert all(0 < reference.score < 1 and reference.source.startswith("github.com/") for reference in core.references)
     assert {task.file for task in known_suites()["small"].tasks} <= {task.file for task in core.tasks}
 
 
-def test_a_suites_score_is_the_mean_of_its_centred_tasks_with_an_interval(reader: Reader, bundle: Path) -> None:
+def test_suite_score_is_the_mean_of_centred_tasks_with_an_interval(reader: Reader, bundle: Path) -> None:
     section = Suite(suite="core22", path=str(bundle), limit=12)
-    asked = read_suite(section)
-    assert all(len(items) == 12 for items in asked.values())
-    found = answer_suite(reader, section, asked, 5, 200)
+    items_by_task = read_suite(section)
+    assert all(len(items) == 12 for items in items_by_task.values())
+    summary = answer_suite(reader, section, items_by_task, 5, 200)
     for task in known_suites()["core22"].tasks:
-        one = found["tasks"][task.name]
-        right = plain_answers(reader, task, asked[task.name])
-        assert one["accuracy"]["value"] == pytest.approx(sum(right) / 12)
-        assert one["centred"]["value"] == pytest.approx(centred(sum(right) / 12, task.baseline))
-        assert one["accuracy"]["low"] <= one["accuracy"]["value"] <= one["accuracy"]["high"]
-    score = found["score"]
-    assert score["value"] == pytest.approx(np.mean([one["centred"]["value"] for one in found["tasks"].values()]))
+        measures = summary["tasks"][task.name]
+        correct = plain_answers(reader, task, items_by_task[task.name])
+        assert measures["accuracy"]["value"] == pytest.approx(sum(correct) / 12)
+        assert measures["centred"]["value"] == pytest.approx(centred(sum(correct) / 12, task.baseline))
+        assert measures["accuracy"]["low"] <= measures["accuracy"]["value"] <= measures["accuracy"]["high"]
+    score = summary["score"]
+    assert score["value"] == pytest.approx(
+        np.mean([measures["centred"]["value"] for measures in summary["tasks"].values()])
+    )
     assert score["low"] < score["value"] < score["high"]
     assert score["high"] - score["low"] < max(
-        one["accuracy"]["high"] - one["accuracy"]["low"] for one in found["tasks"].values()
+        measures["accuracy"]["high"] - measures["accuracy"]["low"] for measures in summary["tasks"].values()
     )
-    assert found == answer_suite(reader, section, read_suite(section), 5, 200)
+    assert summary == answer_suite(reader, section, read_suite(section), 5, 200)
 
 
-def test_the_same_items_are_asked_whatever_the_order_of_the_suites(bundle: Path) -> None:
-    whole, cut = (read_suite(Suite(suite="small", path=str(bundle), limit=limit)) for limit in (None, 5))
-    assert all(cut[name] == whole[name][:5] for name in whole)
+def test_items_of_a_suite_are_shuffled_and_limited_reproducibly(bundle: Path) -> None:
+    all_items, limited_items = (read_suite(Suite(suite="small", path=str(bundle), limit=limit)) for limit in (None, 5))
+    assert all(limited_items[name] == all_items[name][:5] for name in all_items)
     with (bundle / "commonsense_reasoning/copa.jsonl").open() as lines:
-        assert whole["copa"] != [json.loads(line) for line in lines]
-        assert sorted(map(str, whole["copa"])) == sorted(
+        assert all_items["copa"] != [json.loads(line) for line in lines]
+        assert sorted(map(str, all_items["copa"])) == sorted(
             map(str, map(json.loads, (bundle / "commonsense_reasoning/copa.jsonl").read_text().splitlines()))
         )
 
@@ -234,17 +239,17 @@ def test_missing_files_fields_and_items_are_named(tmp_path: Path, bundle: Path) 
     section = Suite(suite="small", path=str(tmp_path))
     read_suite(section)
     (tmp_path / "commonsense_reasoning/copa.jsonl").write_text('{"query": "a", "choices": ["b"]}\n')
-    with pytest.raises(TaskError, match=r"copa\.jsonl, item 1: no field 'gold'"):
+    with pytest.raises(TaskError, match=r"copa\.jsonl, item 1.* 'gold'"):
         read_suite(section)
     for name in ("commonsense_reasoning/copa.jsonl", "world_knowledge/arc_easy.jsonl"):
         (tmp_path / name).unlink()
-    with pytest.raises(TaskError, match=r"lacks commonsense_reasoning/copa\.jsonl, world_knowledge/arc_easy"):
+    with pytest.raises(TaskError, match=r"copa\.jsonl, world_knowledge/arc_easy"):
         read_suite(section)
-    with pytest.raises(TaskError, match="jeopardy has 10 items to ask, too few for its 10 solved ones"):
+    with pytest.raises(TaskError, match=r"jeopardy has 10 items.* 10 "):
         read_suite(Suite(suite="core22", path=str(bundle), limit=10))
 
 
-def test_a_suite_is_asked_by_the_command_and_shown_in_the_report(
+def test_suite_is_evaluated_and_shown_in_the_report(
     tmp_path: Path,
     bundle: Path,
     make_model: Callable[[Shape], Llama],
@@ -255,25 +260,28 @@ def test_a_suite_is_asked_by_the_command_and_shown_in_the_report(
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
     (tmp_path / "tasks.yaml").write_text(f"suites: [{{suite: small, path: {bundle}, limit: 4}}]\n")
     file = read_task_file(tmp_path / "tasks.yaml")
-    found = evaluate_folder(str(tmp_path / "model"), str(tokenizer_folder), Evaluate(suites=file.suites, seed=0))
-    print_evaluation(found)
+    evaluation = evaluate_folder(str(tmp_path / "model"), str(tokenizer_folder), Evaluate(suites=file.suites, seed=0))
+    print_evaluation(evaluation)
     printed = capsys.readouterr().out
-    assert f"{found['small']['score']['value']:.4f}" in printed
+    assert f"{evaluation['small']['score']['value']:.4f}" in printed
     assert "lambada_openai" in printed
-    core = {**found["small"], "references": [one.model_dump() for one in known_suites()["core22"].references]}
+    core = {
+        **evaluation["small"],
+        "references": [reference.model_dump() for reference in known_suites()["core22"].references],
+    }
     section = report_suites({"evaluation": {"models": {"pretrain": {"suites": {"core22": core}}}}})
     assert section is not None
-    shown = str(section)
-    assert f"{found['small']['score']['value']:.4f}" in shown
-    assert "GPT-2 (1.6B)" in shown
-    assert "0.2565" in shown
-    assert "nanochat, README.md" in shown
+    html = str(section)
+    assert f"{evaluation['small']['score']['value']:.4f}" in html
+    assert "GPT-2 (1.6B)" in html
+    assert "0.2565" in html
+    assert "nanochat, README.md" in html
     assert report_suites({"evaluation": {"models": {"pretrain": {"sources": {}}}}}) is None
     (tmp_path / "tasks.yaml").write_text("tasks: []\n")
-    with pytest.raises(EvaluationError, match="it asks nothing; give `tasks"):
+    with pytest.raises(EvaluationError, match="`tasks"):
         read_task_file(tmp_path / "tasks.yaml")
 
 
-def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValidationError, match="two tasks or suites are called 'small'"):
+def test_duplicate_name_is_rejected() -> None:
+    with pytest.raises(ValidationError, match="'small'"):
         Evaluate.model_validate({"suites": [{"suite": "small", "path": "a"}, {"suite": "small", "path": "b"}]})

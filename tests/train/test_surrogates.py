@@ -1,4 +1,4 @@
-"""Losses and advantages of reinforcement learning: values worked out by hand, and laws that must hold."""
+"""Losses and advantages of reinforcement learning: values computed by hand, and invariants."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tensor(*rows: object) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_the_surrogate_is_clipped_where_that_lowers_the_objective_and_nowhere_else() -> None:
-    """ratios 0.5, 1, 1.5 with A = 2: 1, 2, 2.4 (clipped at 1.2); with A = -2: -1.6 (clipped at 0.8), -2, -3."""
+def test_surrogate_is_clipped_only_if_that_lowers_the_objective() -> None:
+    """Ratios 0.5, 1, 1.5 give 1, 2, 2.4 (clipped at 1.2) for A = 2 and -1.6 (clipped at 0.8), -2, -3 for A = -2."""
     ratios = tensor(0.5, 1.0, 1.5)
     old = torch.zeros(3, dtype=torch.float64)
     loss, clipped = surrogate_loss(ratios.log(), old, tensor(2.0, 2.0, 2.0), clip=0.2)
@@ -40,7 +40,7 @@ def test_the_surrogate_is_clipped_where_that_lowers_the_objective_and_nowhere_el
     assert clipped.tolist() == [True, False, False]
 
 
-def test_another_bound_above_moves_only_the_bound_above() -> None:
+def test_clip_high_changes_only_the_upper_bound() -> None:
     ratios = tensor(0.5, 1.5)
     loss, _ = surrogate_loss(ratios.log(), torch.zeros_like(ratios), tensor(1.0, 1.0), clip=0.2, clip_high=0.28)
     torch.testing.assert_close(loss, -tensor(0.5, 1.28))
@@ -48,7 +48,7 @@ def test_another_bound_above_moves_only_the_bound_above() -> None:
     torch.testing.assert_close(loss, tensor(0.8, 1.5))
 
 
-def test_a_clipped_token_has_no_gradient_and_one_on_policy_has_that_of_reinforce() -> None:
+def test_clipped_token_has_no_gradient_and_on_policy_token_that_of_reinforce() -> None:
     logps = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     loss, _ = surrogate_loss(logps, tensor(0.0, -1.0), tensor(3.0, 3.0), clip=0.2)
     loss.sum().backward()
@@ -56,14 +56,14 @@ def test_a_clipped_token_has_no_gradient_and_one_on_policy_has_that_of_reinforce
     torch.testing.assert_close(logps.grad, tensor(-3.0, 0.0))
 
 
-def test_the_critics_loss_takes_the_larger_of_the_plain_and_the_clipped_error() -> None:
-    """v = 1.0, old 0.5, target 2: plain (1)^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 = 0.845; and the other way round."""
+def test_critic_loss_is_the_larger_of_plain_and_clipped_error() -> None:
+    """v = 1.0, old 0.5, target 2: plain 1^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 = 0.845; and the reverse."""
     values, old, returns = tensor(1.0, 1.0), tensor(0.5, 0.9), tensor(2.0, 0.0)
     torch.testing.assert_close(value_loss(values, old, returns, clip=0.2), tensor(0.845, 0.5))
     torch.testing.assert_close(value_loss(values, old, returns, clip=None), tensor(0.5, 0.5))
 
 
-def test_the_three_estimators_of_the_divergence_of_two_known_distributions() -> None:
+def test_kl_estimators_of_two_known_distributions() -> None:
     """p = (3/4, 1/4), q = (1/2, 1/2): KL(p || q) = 3/4 ln 3/2 + 1/4 ln 1/2; k1 and k3 have it as their mean under p."""
     p, q = tensor(0.75, 0.25), tensor(0.5, 0.5)
     truth = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
@@ -77,8 +77,8 @@ def test_the_three_estimators_of_the_divergence_of_two_known_distributions() -> 
     torch.testing.assert_close(kl_estimate(tensor(math.log(2.0)), tensor(0.0), "k3"), tensor(math.log(2.0) - 0.5))
 
 
-def test_which_estimators_pull_as_the_divergence_does() -> None:
-    """Under the policy's own distribution: gradients by the logits of the estimators' means, draws fixed."""
+def test_gradients_of_kl_estimators() -> None:
+    """Gradients of mean estimates by the logits, under the distribution of the policy with fixed draws."""
     logits, reference = tensor(0.3, -0.2, 0.1), tensor(0.2, 0.5, 0.3).log()
 
     def gradient(of: str, corrected: bool = False) -> Tensor:
@@ -99,7 +99,7 @@ def test_which_estimators_pull_as_the_divergence_does() -> None:
         torch.testing.assert_close(gradient(kind, corrected=True), gradient("true"))
 
 
-def test_weights_of_tokens_by_answer_by_token_and_by_a_constant() -> None:
+def test_token_weights_by_sequence_token_and_constant() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]], dtype=torch.bool)
     expected = {
         "sequence": [[0.25] * 4, [1, 0, 0, 0]],
@@ -108,12 +108,12 @@ def test_weights_of_tokens_by_answer_by_token_and_by_a_constant() -> None:
     }
     for kind, weights in expected.items():
         torch.testing.assert_close(token_weights(mask, kind, 10), torch.tensor(weights))  # type: ignore[arg-type]
-    # All of them divide the sum by the number of answers, two.
+    # All divide the sum by the two answers.
     assert float(token_weights(mask, "sequence", 10).sum()) == pytest.approx(2.0)
     assert float(token_weights(mask, "token", 10).sum()) == pytest.approx(2.0)
 
 
-def test_weights_of_answers_that_are_all_left_out_are_zero() -> None:
+def test_weights_of_masked_answers_are_zero() -> None:
     for kind in ("sequence", "token", "constant"):
         assert token_weights(torch.zeros(2, 3), kind, 4).eq(0.0).all()  # type: ignore[arg-type]
 
@@ -133,19 +133,19 @@ def test_advantages_within_groups() -> None:
 
 @given(st.lists(st.floats(-5, 5), min_size=6, max_size=6), st.floats(-3, 3))
 @settings(deadline=None)
-def test_a_groups_advantages_sum_to_zero_whatever_is_added_to_its_rewards(values: list[float], added: float) -> None:
+def test_group_advantages_sum_to_zero_and_ignore_shifted_rewards(values: list[float], shift: float) -> None:
     rewards = tensor(*values)
     for scale in ("group", "none"):
-        found = group_advantages(rewards, 3, scale)  # type: ignore[arg-type]
-        assert found.view(2, 3).sum(dim=1).abs().max() < 1e-4
+        advantages = group_advantages(rewards, 3, scale)  # type: ignore[arg-type]
+        assert advantages.view(2, 3).sum(dim=1).abs().max() < 1e-4
         if scale == "none":
-            torch.testing.assert_close(group_advantages(rewards + added, 3, scale), found)
+            torch.testing.assert_close(group_advantages(rewards + shift, 3, scale), advantages)
 
 
-def test_a_tokens_reward_is_its_penalty_and_at_the_last_token_the_answers() -> None:
+def test_token_rewards_are_penalties_plus_the_final_reward() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    found = token_rewards(tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask)
-    torch.testing.assert_close(found, tensor([-0.1, -0.2, 4.7], [6.6, 0.0, 0.0]))
+    rewards = token_rewards(tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask)
+    torch.testing.assert_close(rewards, tensor([-0.1, -0.2, 4.7], [6.6, 0.0, 0.0]))
 
 
 def test_generalised_advantages_by_hand() -> None:
@@ -160,21 +160,23 @@ def test_generalised_advantages_by_hand() -> None:
 
 @given(st.integers(1, 5), st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.integers(0, 1000))
 @settings(deadline=None)
-def test_generalised_advantages_are_the_sum_that_the_paper_writes(
+def test_generalised_advantages_equal_the_sum_of_the_paper(
     length: int, discount: float, gae_lambda: float, seed: int
 ) -> None:
     numbers = torch.Generator().manual_seed(seed)
     rewards, values = (torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2))
-    found, _ = generalised_advantages(rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda)
+    advantages, _ = generalised_advantages(
+        rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda
+    )
     r, v = rewards[0].tolist(), [*values[0].tolist(), 0.0]
-    slow = [
+    expected = [
         sum((discount * gae_lambda) ** k * (r[t + k] + discount * v[t + k + 1] - v[t + k]) for k in range(length - t))
         for t in range(length)
     ]
-    assert found[0].tolist() == pytest.approx(slow, abs=1e-9)
+    assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
 
 
-def test_with_lambda_and_gamma_one_the_return_is_all_that_is_to_come() -> None:
+def test_returns_with_lambda_and_gamma_one_are_the_rewards_to_come() -> None:
     values = tensor([0.3, -0.2, 0.9])
     _, returns = generalised_advantages(tensor([1.0, 2.0, 4.0]), values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0)
     torch.testing.assert_close(returns, tensor([7.0, 6.0, 4.0]))
@@ -182,29 +184,27 @@ def test_with_lambda_and_gamma_one_the_return_is_all_that_is_to_come() -> None:
 
 def test_whitened_advantages_have_mean_0_and_variance_1_over_the_mask() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    found = whitened(tensor([1.0, 2.0, 77.0], [6.0, 88.0, 99.0]), mask)
-    torch.testing.assert_close(found[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0))
-    assert found[~mask].eq(0.0).all()
+    advantages = whitened(tensor([1.0, 2.0, 77.0], [6.0, 88.0, 99.0]), mask)
+    torch.testing.assert_close(advantages[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0))
+    assert advantages[~mask].eq(0.0).all()
     assert whitened(tensor([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]
 
 
 @given(st.integers(0, 2**31), st.floats(0.5, 1.0), st.floats(0.0, 1.0))
 @settings(max_examples=30, deadline=None)
-def test_what_tools_answer_is_passed_over_as_if_it_were_not_there(
-    seed: int, discount: float, gae_lambda: float
-) -> None:
+def test_tool_responses_do_not_affect_rewards_and_advantages(seed: int, discount: float, gae_lambda: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[True, True, False, False, True, False, True, True, False]])
-    wide = [torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)]
-    divergence, values = (one * mask for one in wide)
+    random_values = [torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)]
+    divergence, values = (advantages * mask for advantages in random_values)
     reward = torch.tensor([2.0], dtype=torch.float64)
-    given = token_rewards(reward, divergence, 0.1, mask)
-    alone = token_rewards(reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool))
-    torch.testing.assert_close(given[mask], alone[0])
-    assert not given[~mask].any()
-    found = generalised_advantages(given, values, mask, discount, gae_lambda)
-    whole = torch.ones(1, 5, dtype=torch.bool)
-    expected = generalised_advantages(alone, values[mask][None], whole, discount, gae_lambda)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one[mask], other[0])
-        assert not one[~mask].any()
+    rewards = token_rewards(reward, divergence, 0.1, mask)
+    short_rewards = token_rewards(reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool))
+    torch.testing.assert_close(rewards[mask], short_rewards[0])
+    assert not rewards[~mask].any()
+    estimates = generalised_advantages(rewards, values, mask, discount, gae_lambda)
+    short_mask = torch.ones(1, 5, dtype=torch.bool)
+    expected = generalised_advantages(short_rewards, values[mask][None], short_mask, discount, gae_lambda)
+    for advantages, expected_advantages in zip(estimates, expected, strict=True):
+        torch.testing.assert_close(advantages[mask], expected_advantages[0])
+        assert not advantages[~mask].any()

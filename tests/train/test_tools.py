@@ -1,4 +1,4 @@
-"""Tools that a model calls while it answers: how calls are read, what tools answer, and how both become tokens."""
+"""Tools for models: call formats, responses, and their tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LLAMA = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
-"""Calls as Llama 3.1 writes them: bare JSON with `parameters`; without marks of what is generated."""
+"""Calls in the format of Llama 3.1: bare JSON with `parameters`, without generation marks."""
 WITHOUT_TOOLS = """\
 {%- for m in messages -%}{{- '<|' + m['role'] + '|>' + m['content'] + '<|end|>' -}}{%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
@@ -71,12 +71,12 @@ def chat(tokenizer_folder: Path) -> Chat:
 
 @pytest.fixture
 def with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
-    def made(template: str) -> Chat:
+    def make_chat(template: str) -> Chat:
         shutil.copytree(tokenizer_folder, tmp_path / "chat", dirs_exist_ok=True)
         (tmp_path / "chat" / "chat_template.jinja").write_text(template)
         return Chat(tmp_path / "chat")
 
-    return made
+    return make_chat
 
 
 @pytest.mark.parametrize(
@@ -97,48 +97,48 @@ def with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
         ("1e300 * 10", "1e+301"),
     ],
 )
-def test_arithmetic_is_worked_out(expression: str, value: str) -> None:
+def test_arithmetic_is_calculated(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
 
 @pytest.mark.parametrize(
-    ("expression", "says"),
+    ("expression", "message"),
     [
         ("1 / 0", "division by zero"),
-        ("9**9**9", "more than 1000 digits"),
-        ("__import__('os')", "only numbers"),
-        ("x + 1", "only numbers"),
-        ("(1", "is no expression"),
-        ("1e308 * 10", "no finite number"),
-        ("(-8) ** 0.5", "no finite number"),
-        ("'a' * 9", "only numbers"),
-        ("round(5, -10**9)", "at most 15 digits"),
-        ("1" * 2000, "more than 1000 characters"),
-        ("10**900 * 10**900", "more than 1000 digits"),
-        ("(" * 500 + ")" * 500, "is no expression"),
+        ("9**9**9", "1000 digits"),
+        ("__import__('os')", "numbers"),
+        ("x + 1", "numbers"),
+        ("(1", "expression"),
+        ("1e308 * 10", "finite"),
+        ("(-8) ** 0.5", "finite"),
+        ("'a' * 9", "numbers"),
+        ("round(5, -10**9)", "15 digits"),
+        ("1" * 2000, "1000 characters"),
+        ("10**900 * 10**900", "1000 digits"),
+        ("(" * 500 + ")" * 500, "expression"),
         ("True + 1", "only"),
         ("sqrt(1, 2)", "takes exactly one argument"),
         ("10.0 ** 400", "too large"),
     ],
 )
-def test_what_is_no_arithmetic_is_an_error(expression: str, says: str) -> None:
-    with pytest.raises(CalculatorError, match=says):
+def test_invalid_arithmetic_is_an_error(expression: str, message: str) -> None:
+    with pytest.raises(CalculatorError, match=message):
         calculate(expression)
 
 
-def test_the_index_scores_texts_as_the_scan_does() -> None:
+def test_index_scores_equal_plain_bm25() -> None:
     draw = random.Random(4)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 30))) for _ in range(200)]
     expected = np.array(plain_bm25(texts, ["mill", "grains", "stone"]))
-    found = WordIndex(texts).search('Mill "grains", stone', 20)
+    matches = WordIndex(texts).search('Mill "grains", stone', 20)
     order = np.argsort(-expected, kind="stable")[:20]
-    assert [place for place, _ in found] == order.tolist()
-    assert np.allclose([score for _, score in found], expected[order])
+    assert [place for place, _ in matches] == order.tolist()
+    assert np.allclose([score for _, score in matches], expected[order])
     assert WordIndex(texts).search("quern", 20) == []
     assert WordIndex([]).search("mill", 3) == []
 
 
-def test_tools_are_written_short_or_long() -> None:
+def test_tools_have_short_and_long_forms() -> None:
     tools = tools_of(
         "calculator",
         {"python": {"seconds": 2}},
@@ -147,73 +147,71 @@ def test_tools_are_written_short_or_long() -> None:
     )
     assert [name_of_tool(tool) for tool in tools] == ["calculator", "python", "look", "slow"]
     assert [getattr(tool, "seconds", None) for tool in tools] == [None, 2, None, 9]
-    for wrong, message in (
-        (["calculator", "calculator"], "two are called calculator"),
+    for tools_section, message in (
+        (["calculator", "calculator"], "calculator"),
         ([{"pyhton": {}}], "Unable to extract tag"),
         ([{"python": {"second": 1}}], "second"),
     ):
         with pytest.raises(ValueError, match=message):
-            tools_of(*wrong)
+            tools_of(*tools_section)
 
 
-def called(form: CallFormat, text: str) -> list[tuple[str, dict[str, Any]]]:
+def parsed_calls(form: CallFormat, text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, dict(call.arguments)) for call in form.calls(text)]
 
 
-def test_calls_are_read_as_the_template_writes_them(chat: Chat, with_template: Any) -> None:
+def test_calls_are_parsed_in_the_format_of_the_template(chat: Chat, with_template: Any) -> None:
     for form in (CallFormat(chat), CallFormat(with_template(WITHOUT_TOOLS))):
         text = 'Hm.\n<tool_call>\n{"name": "a", "arguments": {"x": "}"}}\n</tool_call>\n<tool_call>{"name": "b"}'
-        assert called(form, text) == [("a", {"x": "}"}), ("b", {})]
-        assert called(form, "It is 3.") == []
+        assert parsed_calls(form, text) == [("a", {"x": "}"}), ("b", {})]
+        assert parsed_calls(form, "It is 3.") == []
     assert CallFormat(chat).templated
     llama = CallFormat(with_template(LLAMA))
     assert llama.templated
-    assert called(llama, '{"name": "a", "parameters": {"x": 1}}') == [("a", {"x": 1})]
-    assert called(llama, 'It is {"name": "a"}') == []
+    assert parsed_calls(llama, '{"name": "a", "parameters": {"x": 1}}') == [("a", {"x": 1})]
+    assert parsed_calls(llama, 'It is {"name": "a"}') == []
 
 
-def test_what_is_no_call_says_why(chat: Chat) -> None:
+def test_invalid_call_has_its_problem(chat: Chat) -> None:
     form = CallFormat(chat)
     for text, problem in (
-        ('{"name": "a"', "the call is no JSON"),
-        ("[1]", "a call is an object with 'name'"),
-        ('{"name": 3}', "a call is an object"),
-        ('{"name": "a", "arguments": 4}', "is no object"),
-        ('{"name": "a", "arguments": "{"}', "is no JSON"),
-        ("[" * 100_000, "nested too deep"),
+        ('{"name": "a"', "JSON"),
+        ("[1]", "'name'"),
+        ('{"name": 3}', "object"),
+        ('{"name": "a", "arguments": 4}', "object"),
+        ('{"name": "a", "arguments": "{"}', "JSON"),
+        ("[" * 100_000, "nested"),
     ):
         (call,) = form.calls(f"<tool_call>\n{text}")
         assert problem in call.problem
     assert form.calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 2}"}') == [Call("a", {"x": 2})]
 
 
-def test_a_template_whose_calls_are_not_json_is_refused(with_template: Any) -> None:
-    calling = CHAT_TEMPLATE.replace(
+def test_template_with_calls_that_are_not_json_is_rejected(with_template: Any) -> None:
+    call_tokens = CHAT_TEMPLATE.replace(
         "call['function'] | tojson", "call['function']['name'] + (call['function']['arguments'] | tojson)"
     )
-    with pytest.raises(ChatError, match="in a form that is not JSON"):
-        CallFormat(with_template(calling))
+    with pytest.raises(ChatError, match="JSON"):
+        CallFormat(with_template(call_tokens))
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA])
-def test_the_tokens_of_an_answer_of_several_turns_are_those_of_its_conversation(
-    template: str, with_template: Any
-) -> None:
+def test_tokens_of_a_multi_turn_answer_equal_those_of_its_conversation(template: str, with_template: Any) -> None:
     chat = with_template(template)
     form = CallFormat(chat)
     tools = Toolbox(tools_of("calculator"), {})
-    described = tools.descriptions(["calculator"])
+    descriptions = tools.descriptions(["calculator"])
     arguments = {"expression": "2 * 21"}
     call = {"id": "call00000", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
-    asked = [{"role": "user", "content": "2 * 21?"}]
-    whole = [
-        *asked,
+    messages = [{"role": "user", "content": "2 * 21?"}]
+    conversation = [
+        *messages,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "calculator", "tool_call_id": "call00000", "content": "42"},
         {"role": "assistant", "content": "It is 42."},
     ]
-    tokens = chat.encode(whole, tools=described)
-    prompt = form.prompt(asked, described)
+    tokens = chat.encode(conversation, tools=descriptions)
+    prompt = form.prompt(messages, descriptions)
     (answer,) = Dialogue(chat, form, tools, 3, 50).answers(
         scripted(chat, [tokens.ids[tokens.turns == 1].tolist(), tokens.ids[tokens.turns == 2].tolist()]),
         [Asked(Request(tuple(prompt), 200, chat.stops, Sampling()), tools.names)],
@@ -223,28 +221,29 @@ def test_the_tokens_of_an_answer_of_several_turns_are_those_of_its_conversation(
     assert (tokens.turns[len(prompt) :][: len(drawn)] > 0).tolist() == drawn.tolist()
     assert answer.ended
     assert text_of(chat, answer) == "It is 42."
-    assert [(one.turn, one.name, one.arguments, one.answer, one.failed) for one in answer.used] == [
-        (1, "calculator", json.dumps(arguments), "42", False)
-    ]
-    first, second, last = turns_of(chat, answer)
-    assert (first["tool_calls"][0]["function"]["name"], second["content"]) == ("calculator", "42")
-    assert last == {"role": "assistant", "content": "It is 42."}
+    assert [
+        (used_call.turn, used_call.name, used_call.arguments, used_call.answer, used_call.failed)
+        for used_call in answer.used
+    ] == [(1, "calculator", json.dumps(arguments), "42", False)]
+    call_turn, tool_turn, last_turn = turns_of(chat, answer)
+    assert (call_turn["tool_calls"][0]["function"]["name"], tool_turn["content"]) == ("calculator", "42")
+    assert last_turn == {"role": "assistant", "content": "It is 42."}
 
 
-def scripted(chat: Chat, *answers: Sequence[Sequence[int]], seen: list[Any] | None = None) -> Any:
-    """Draws turns that are known beforehand: of each request in their order, its turns."""
-    left = [[list(turn) for turn in turns] for turns in answers]
+def scripted(chat: Chat, *answers: Sequence[Sequence[int]], requests_seen: list[Any] | None = None) -> Any:
+    """Draw function that gives each request its scripted turns in order."""
+    remaining = [[list(turn) for turn in turns] for turns in answers]
     places: dict[tuple[int, ...], int] = {}
 
     def draw(requests: Sequence[Request]) -> list[Generated]:
-        found = []
+        generated = []
         for number, request in enumerate(requests):
-            if seen is not None:
-                seen.append(request)
-            place = places.setdefault(request.prompt[:3], number) if len(left) > 1 else 0
-            tokens = left[place].pop(0)[: request.max_new_tokens]
-            found.append(Generated(tokens, bool(tokens) and tokens[-1] in chat.stops))
-        return found
+            if requests_seen is not None:
+                requests_seen.append(request)
+            place = places.setdefault(request.prompt[:3], number) if len(remaining) > 1 else 0
+            tokens = remaining[place].pop(0)[: request.max_new_tokens]
+            generated.append(Generated(tokens, bool(tokens) and tokens[-1] in chat.stops))
+        return generated
 
     return draw
 
@@ -254,7 +253,7 @@ def spoken(chat: Chat, text: str) -> list[int]:
     return ids
 
 
-def calling(chat: Chat, expression: str) -> list[int]:
+def call_tokens(chat: Chat, expression: str) -> list[int]:
     return spoken(
         chat, f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
     )
@@ -264,38 +263,44 @@ def dialogue(chat: Chat, turns: int = 3, answer_tokens: int = 50, *tools: Any) -
     return Dialogue(chat, CallFormat(chat), Toolbox(tools_of(*(tools or ("calculator",))), {}), turns, answer_tokens)
 
 
-def asked(chat: Chat, most: int = 400, offered: tuple[str, ...] = ("calculator",)) -> Asked:
-    return Asked(Request(tuple(spoken(chat, "Count.")), most, chat.stops, Sampling()), offered)
+def make_request(chat: Chat, max_new_tokens: int = 400, offered: tuple[str, ...] = ("calculator",)) -> Asked:
+    return Asked(Request(tuple(spoken(chat, "Count.")), max_new_tokens, chat.stops, Sampling()), offered)
 
 
-def test_the_tokens_of_a_turn_are_never_encoded_again(chat: Chat) -> None:
-    """A call of single bytes, which no encoder would write so: the next turn is drawn behind these very tokens."""
-    whole = calling(chat, "1+1")
-    end = whole.pop()
-    single = [chat.tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in chat.decode(whole)]
-    assert len(single) > len(whole)
-    seen: list[Request] = []
-    (answer,) = dialogue(chat).answers(scripted(chat, [[*single, end], spoken(chat, "2")], seen=seen), [asked(chat)])
+def test_tokens_of_a_turn_are_not_encoded_again(chat: Chat) -> None:
+    """A call of single-byte tokens, which no encoder gives, is kept when the next turn is drawn."""
+    call = call_tokens(chat, "1+1")
+    end = call.pop()
+    single = [chat.tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in chat.decode(call)]
+    assert len(single) > len(call)
+    requests_seen: list[Request] = []
+    (answer,) = dialogue(chat).answers(
+        scripted(chat, [[*single, end], spoken(chat, "2")], requests_seen=requests_seen), [make_request(chat)]
+    )
     assert answer.tokens[: len(single) + 1] == [*single, end]
-    assert seen[1].prompt[: len(seen[0].prompt) + len(single) + 1] == (*seen[0].prompt, *single, end)
-    assert seen[1].max_new_tokens == 400 - (len(seen[1].prompt) - len(seen[0].prompt))
+    assert requests_seen[1].prompt[: len(requests_seen[0].prompt) + len(single) + 1] == (
+        *requests_seen[0].prompt,
+        *single,
+        end,
+    )
+    assert requests_seen[1].max_new_tokens == 400 - (len(requests_seen[1].prompt) - len(requests_seen[0].prompt))
     assert answer.used[0].answer == "2"
 
 
-def test_a_dialogue_is_cut_at_its_turns_and_where_an_answer_has_no_room(chat: Chat) -> None:
-    call = calling(chat, "1+1")
-    (answer,) = dialogue(chat, turns=2).answers(scripted(chat, [call, call, call]), [asked(chat)])
+def test_dialogue_is_cut_after_its_turns_or_tokens(chat: Chat) -> None:
+    call = call_tokens(chat, "1+1")
+    (answer,) = dialogue(chat, turns=2).answers(scripted(chat, [call, call, call]), [make_request(chat)])
     assert (len(answer.turns), len(answer.used), answer.ended) == (2, 1, False)
     assert answer.turns[-1] == call
-    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [asked(chat, most=len(call) + 5)])
+    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [make_request(chat, max_new_tokens=len(call) + 5)])
     assert (answer.tokens, answer.drawn, answer.ended) == (call, (True,) * len(call), False)
-    assert [one.answer for one in answer.used] == ["2"]
-    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [asked(chat, most=len(call) - 1)])
+    assert [used_call.answer for used_call in answer.used] == ["2"]
+    (answer,) = dialogue(chat).answers(scripted(chat, [call]), [make_request(chat, max_new_tokens=len(call) - 1)])
     assert (answer.tokens, answer.used, answer.ended) == (call[:-1], (), False)
 
 
-def test_errors_are_answers_and_long_answers_are_cut(chat: Chat, tmp_path: Path) -> None:
-    own = own_tool(
+def test_errors_are_responses_and_long_responses_are_cut(chat: Chat, tmp_path: Path) -> None:
+    custom_tool = own_tool(
         tmp_path,
         '''
 import time
@@ -314,7 +319,7 @@ def tool(size: int, unit: str = "m", *, factor=1):
 ''',
         time_limit_seconds=0.2,
     )
-    box = Toolbox(tools_of("calculator", own), {})
+    box = Toolbox(tools_of("calculator", custom_tool), {})
     assert box.descriptions(["tool"])[0]["function"] == {
         "name": "tool",
         "description": "Repeats grist.",
@@ -337,33 +342,35 @@ def tool(size: int, unit: str = "m", *, factor=1):
     ):
         (used,) = box.answer(1, [(call, offered)])
         assert (used.answer, used.failed) == (answer, True)
-    (late,) = box.answer(1, [(Call("tool", {"size": 2000}), offered)])
-    assert late.failed
-    assert late.answer.startswith("error: TimeLimitError")
-    long = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 100}}</tool_call>')
-    special = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 1, "unit": "s"}}</tool_call>')
-    talk = Dialogue(chat, CallFormat(chat), box, 3, 8)
-    (answer,) = talk.answers(scripted(chat, [long, special, spoken(chat, "So.")]), [asked(chat, offered=offered)])
+    (timed_out,) = box.answer(1, [(Call("tool", {"size": 2000}), offered)])
+    assert timed_out.failed
+    assert timed_out.answer.startswith("error: TimeLimitError")
+    long_call = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 100}}</tool_call>')
+    special_call = spoken(chat, '<tool_call>{"name": "tool", "arguments": {"size": 1, "unit": "s"}}</tool_call>')
+    conversation = Dialogue(chat, CallFormat(chat), box, 3, 8)
+    (answer,) = conversation.answers(
+        scripted(chat, [long_call, special_call, spoken(chat, "So.")]), [make_request(chat, offered=offered)]
+    )
     assert answer.used[0].answer.endswith(CUT)
     assert len(chat.tokenizer.encode(answer.used[0].answer.removesuffix(CUT)).ids) <= 9
-    assert answer.used[1].answer == ""  # nothing of it is left without special tokens
-    between = [token for token, drawn in zip(answer.tokens, answer.drawn or (), strict=True) if not drawn]
-    assert chat.decode(between, special=True).count("<|end|>") == 2  # those of the template alone
+    assert answer.used[1].answer == ""  # empty without its special tokens
+    template_tokens = [token for token, drawn in zip(answer.tokens, answer.drawn or (), strict=True) if not drawn]
+    assert chat.decode(template_tokens, special=True).count("<|end|>") == 2  # those of the template
 
 
-def test_a_reward_that_names_turns_gets_the_messages_of_each_answer(tmp_path: Path) -> None:
+def test_reward_with_turns_receives_the_messages_of_each_answer(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "def called(completions, turns): return [float(len(one)) for one in turns]\n"
+        "def called(completions, turns): return [float(len(messages)) for messages in turns]\n"
         "def as_in_trl(completions, **others): return [float(len(others))]\n"
     )
 
-    def given(name: str, **more: Any) -> list[float]:
+    def rewards(name: str, **more: Any) -> list[float]:
         use = take_code(Own.model_validate({"use": f"./own.py:{name}"}).use, tmp_path)
         return own_reward(OwnReward.model_validate({"use": use.by_value()}))(["q"], ["a"], {}, **more)
 
-    assert given("called", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
-    assert given("called") == [1.0]
-    assert given("as_in_trl") == [1.0]  # the prompts, as in TRL
+    assert rewards("parsed_calls", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
+    assert rewards("parsed_calls") == [1.0]
+    assert rewards("as_in_trl") == [1.0]  # the prompts, as in TRL
 
 
 RECORDS = [
@@ -380,7 +387,7 @@ RECORDS = [
         "def reward(completions, **columns): return seen(columns['answer'], columns['difficulty'])",
     ],
 )
-def test_a_reward_written_for_trl_gets_the_columns_of_the_records_unchanged(source: str, tmp_path: Path) -> None:
+def test_reward_written_for_trl_receives_record_columns(source: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def seen(answer, difficulty):\n    assert difficulty == [{'level': 1}, None]\n    return answer\n" + source
     )
@@ -391,43 +398,43 @@ def test_a_reward_written_for_trl_gets_the_columns_of_the_records_unchanged(sour
     assert own_reward(reward)(["2 + 2?", "3 + 3?"], ["4", "6"], columns) == [4.0, 6.0]
 
 
-def test_a_function_that_cannot_be_described_is_refused(tmp_path: Path) -> None:
+def test_function_without_description_is_rejected(tmp_path: Path) -> None:
     for source, message in (
-        ("def tool(x): return x", "has no docstring"),
-        ('def tool(*x):\n    "It does."', "must take its arguments by name"),
+        ("def tool(x): return x", "docstring"),
+        ('def tool(*x):\n    "It does."', "by name"),
     ):
         with pytest.raises(ToolError, match=message):
             Toolbox(tools_of(own_tool(tmp_path, source)), {})
 
 
-def test_several_calls_of_a_turn_are_answered_in_their_order(chat: Chat) -> None:
+def test_calls_of_a_turn_are_answered_in_order(chat: Chat) -> None:
     skip_without_sandbox()
     turn = [
-        *calling(chat, "1+1")[:-1],
-        *calling(chat, "2+2")[:-1],
+        *call_tokens(chat, "1+1")[:-1],
+        *call_tokens(chat, "2+2")[:-1],
         *spoken(chat, '<tool_call>{"name": "python", "arguments": {"code": "print(3+3)"}}</tool_call>'),
     ]
-    talk = dialogue(chat, 3, 50, "calculator", "python")
-    request = asked(chat, 600, ("calculator", "python"))
-    (answer,) = talk.answers(scripted(chat, [turn, spoken(chat, "Done.")]), [request])
-    assert [one.answer for one in answer.used] == ["2", "4", "6"]
+    conversation = dialogue(chat, 3, 50, "calculator", "python")
+    request = make_request(chat, 600, ("calculator", "python"))
+    (answer,) = conversation.answers(scripted(chat, [turn, spoken(chat, "Done.")]), [request])
+    assert [used_call.answer for used_call in answer.used] == ["2", "4", "6"]
     assert "2\n</tool_response>" in chat.decode(answer.tokens, special=True)
 
 
-def test_without_a_word_of_tools_in_the_template_calls_have_hermes_form(with_template: Any) -> None:
+def test_calls_have_hermes_format_if_the_template_has_no_tools(with_template: Any) -> None:
     chat = with_template(WITHOUT_TOOLS)
     form = CallFormat(chat)
     assert not form.templated
     box = Toolbox(tools_of("calculator"), {})
-    said = chat.decode(form.prompt([{"role": "user", "content": "2*3?"}], box.descriptions(box.names)), special=True)
-    assert said.startswith('<|user|>Tools: [{"type": "function", "function": {"name": "calculator"')
-    assert said.endswith("</tool_call>\n\n2*3?<|end|><|assistant|>")
+    prompt = chat.decode(form.prompt([{"role": "user", "content": "2*3?"}], box.descriptions(box.names)), special=True)
+    assert prompt.startswith('<|user|>Tools: [{"type": "function", "function": {"name": "calculator"')
+    assert prompt.endswith("</tool_call>\n\n2*3?<|end|><|assistant|>")
     assert chat.decode(form.answers(["6", "7"]), special=True) == (
         "<|user|><tool_response>\n6\n</tool_response>\n<tool_response>\n7\n</tool_response><|end|><|assistant|>"
     )
 
 
-def test_a_search_answers_with_the_best_documents(tmp_path: Path) -> None:
+def test_search_returns_the_best_documents(tmp_path: Path) -> None:
     rows = [
         {"title": "Mills", "text": "A mill by the river grinds corn."},
         {"text": "Bread is baked of corn."},
@@ -436,19 +443,19 @@ def test_a_search_answers_with_the_best_documents(tmp_path: Path) -> None:
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     search = {"search": {"path": str(tmp_path / "facts.jsonl"), "top": 2}}
     box = Toolbox(tools_of(search), {})
-    ask = [(Call("search", {"query": query}), box.names) for query in ("who grinds corn", "moon")]
-    assert [one.answer for one in box.answer(1, ask)] == [
+    calls = [(Call("search", {"query": query}), box.names) for query in ("who grinds corn", "moon")]
+    assert [used_call.answer for used_call in box.answer(1, calls)] == [
         "1. Mills: A mill by the river grinds corn.\n2. Bread is baked of corn.",
         "no document has these words",
     ]
-    with pytest.raises(ToolError, match="this run has no documents; give one"):
+    with pytest.raises(ToolError, match="documents"):
         Toolbox(tools_of("search"), {})
     (tmp_path / "facts.jsonl").write_text('{"body": "x"}\n')
-    with pytest.raises(ToolError, match=r"facts.jsonl:1 has no text under 'text'"):
+    with pytest.raises(ToolError, match=r"facts\.jsonl:1 .*'text'"):
         Toolbox(tools_of(search), {})
 
 
-def test_a_search_without_a_path_looks_through_the_documents_of_the_run(tmp_path: Path) -> None:
+def test_search_without_path_covers_the_documents_of_the_run(tmp_path: Path) -> None:
     rows = [
         {"id": document_id("web", text, text), "source": "web", "locator": text, "text": text, "metadata": "{}"}
         for text in ("the mill grinds", "the sea")

@@ -1,4 +1,4 @@
-"""What torchrun's ranks find each other by can be reached from this machine alone."""
+"""Rendezvous of torchrun ranks: sockets on the loopback address only, failures, and several hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gristmill.train.worker_main import write_error
 from tests.servers import free_port
 
 LOOPBACK = "0100007F"
-"""127.0.0.1 as Linux's tables have it."""
+"""127.0.0.1 in the socket tables of Linux."""
 
 
 LISTENERS = """
@@ -40,20 +40,20 @@ def addresses(pid):
     return sorted({row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in own})
 
 with process_group() as world:
-    told = agree("from the first", world)
-    said = f"{world.rank} {world.size} {told} {addresses(os.getpid())} {addresses(os.getppid())}\\n"
-    os.write(1, said.encode())  # whole lines: both ranks write into one pipe
+    agreed = agree("from the first", world)
+    line = f"{world.rank} {world.size} {agreed} {addresses(os.getpid())} {addresses(os.getppid())}\\n"
+    os.write(1, line.encode())  # whole lines: both ranks write into one pipe
 """
 
 
-def test_on_one_machine_ranks_find_each_other_and_nobody_listens_beyond_the_loopback_address(tmp_path: Path) -> None:
-    """Should an upgrade of torch open a store again, this says so."""
+def test_ranks_of_one_machine_listen_on_the_loopback_address_only(tmp_path: Path) -> None:
+    """Fails if an upgrade of torch opens a store again."""
     (tmp_path / "ranks.py").write_text(LISTENERS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
-    done = subprocess.run(
+    process = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=240, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     )
-    assert sorted(done.stdout.splitlines()) == [
+    assert sorted(process.stdout.splitlines()) == [
         f"{rank} 2 from the first ['{LOOPBACK}'] []" for rank in (0, 1)
     ]  # gloo's own sockets; torchrun has none
 
@@ -68,19 +68,19 @@ def test_on_one_machine_ranks_find_each_other_and_nobody_listens_beyond_the_loop
         ),
     ],
 )
-def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
+def test_rank_reports_its_error_if_no_file_can_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, message: str
 ) -> None:
     (tmp_path / "work").write_text("no folder")
     write_error(tmp_path, error)
-    told = capsys.readouterr()
-    assert json.loads(told.out.removeprefix("@gristmill ")) == {
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.removeprefix("@gristmill ")) == {
         "event": "failed",
         "message": message,
         "is_consequence": False,
         "is_killed": False,
     }
-    assert "error.json cannot be written" in told.err
+    assert "error.json cannot be written" in captured.err
 
 
 RANKS = """
@@ -95,7 +95,7 @@ time.sleep(600)
 """
 
 
-def test_when_a_rank_is_killed_that_is_told_and_the_others_are_ended(tmp_path: Path) -> None:
+def test_killed_rank_is_reported_and_others_are_terminated(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
     with subprocess.Popen(
@@ -108,16 +108,16 @@ def test_when_a_rank_is_killed_that_is_told_and_the_others_are_ended(tmp_path: P
         try:
             assert process.stdout is not None
             event = json.loads(process.stdout.readline().removeprefix("@gristmill "))
-            assert event["message"].startswith("rank 1 was killed (most likely out of memory")
+            assert "rank 1" in event["message"]
             assert (event["is_consequence"], event["is_killed"]) == (False, True)
             assert process.wait(timeout=120) != 0
         finally:
             process.kill()
 
 
-def test_a_process_alone_listens_on_nothing_but_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_opens_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")  # and as they were afterwards
+        monkeypatch.setenv(name, "")  # restored after the test
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(dist, "TCPStore", None)
     with single_process() as world:
@@ -127,12 +127,12 @@ def test_a_process_alone_listens_on_nothing_but_the_loopback_address(monkeypatch
 
 
 @pytest.mark.slow
-def test_a_training_on_two_hosts_learns_what_one_host_does(
+def test_training_on_two_hosts_equals_that_on_one(
     tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The hosts are processes of this machine: one leads, the other takes part until it is ended."""
+    """Hosts are processes of this machine: one leads, and the other follows until it is terminated."""
     network = {"interface": "lo", "port": free_port(), "join_seconds": 200, "timeout_seconds": 200}
-    found = []
+    weights = []
     for name, nodes in (("one", 1), ("two", 2)):
         engine = Engine.model_validate({"ranks": 2, "nodes": nodes, "network": network})
         write_json(
@@ -150,69 +150,67 @@ def test_a_training_on_two_hosts_learns_what_one_host_does(
             },
         )
         command = [sys.executable, "-m", "gristmill.flows.running.execute", str(tmp_path / name)]
-        with subprocess.Popen([sys.executable, "-m", TAKE_PART, str(tmp_path / name), "lo"]) as other:
+        with subprocess.Popen([sys.executable, "-m", TAKE_PART, str(tmp_path / name), "lo"]) as follower:
             try:
-                done = subprocess.run(command, check=False, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=280)
-                assert done.returncode == 0
+                process = subprocess.run(
+                    command, check=False, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=280
+                )
+                assert process.returncode == 0
             finally:
-                other.terminate()
+                follower.terminate()
         assert read_json(tmp_path / name / "work" / "result.json")["world_size"] == 2
-        found.append((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes())
+        weights.append((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes())
         assert (tmp_path / name / "work" / "rendezvous.json").exists() == (nodes == 2)
-    assert found[0] == found[1]
+    assert weights[0] == weights[1]
 
 
-def test_what_a_host_is_given_finds_the_one_that_leads_and_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+def test_command_of_a_host_names_leader_and_timeouts(tmp_path: Path) -> None:
     engine = Engine.model_validate(
         {"ranks": 8, "nodes": 2, "network": {"interface": "lo", "port": 4321, "join_seconds": 30, "timeout_seconds": 7}}
     ).model_dump(mode="json")
-    led = rendezvous.lead(tmp_path, engine)
-    assert rendezvous.read_rendezvous(tmp_path) == led
-    assert led.command(tmp_path, leads=False)[3:] == [
+    leader = rendezvous.lead(tmp_path, engine)
+    assert rendezvous.read_rendezvous(tmp_path) == leader
+    assert leader.command(tmp_path, leads=False)[3:] == [
         "--nnodes=2",
         "--nproc-per-node=4",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:4321",
-        f"--rdzv-id={led.name}",
+        f"--rdzv-id={leader.name}",
         "--rdzv-conf=is_host=0,join_timeout=30,read_timeout=7",
         "-m",
         "gristmill.train.worker_main",
         str(tmp_path),
     ]
-    assert read_json(tmp_path / "work" / "rendezvous.json")["command"] == shlex.join(led.command(tmp_path, leads=False))
-    assert "is_host=1" in led.command(tmp_path, leads=True)[8]
+    assert read_json(tmp_path / "work" / "rendezvous.json")["command"] == shlex.join(
+        leader.command(tmp_path, leads=False)
+    )
+    assert "is_host=1" in leader.command(tmp_path, leads=True)[8]
 
 
-def test_a_training_of_one_process_is_of_one_host_and_ranks_are_shared_evenly() -> None:
+def test_ranks_are_divided_evenly_among_hosts() -> None:
     assert rendezvous.hosts_of({"nodes": 16, "ranks": 1}) == 1
     assert rendezvous.hosts_of({"nodes": 2, "ranks": 4}) == 2
-    with pytest.raises(
-        ValueError, match="ranks is 3, which counts all processes of a training; use a multiple of nodes"
-    ):
+    with pytest.raises(ValueError, match=r"ranks is 3.* nodes"):
         Engine(nodes=2, ranks=3)
 
 
-def test_hosts_that_cannot_find_each_other_are_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unreachable_hosts_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine = Engine.model_validate({"ranks": 2, "nodes": 2}).model_dump(mode="json")
-    with pytest.raises(rendezvous.HostsError, match="no interface ib7 with an IPv4 address; it has lo"):
+    with pytest.raises(rendezvous.HostsError, match=r"ib7.* lo"):
         rendezvous.address_of("ib7")
 
     def no_route(host: str, port: int) -> str:
-        raise rendezvous.HostsError("none")
+        raise rendezvous.HostsError("no route")
 
     monkeypatch.setattr(rendezvous, "address_towards", no_route)
     monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5"})
     assert rendezvous.default_address() == "10.0.0.5"
     monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"})
-    with pytest.raises(rendezvous.HostsError, match="no default route, and eth0, ib0; name one"):
+    with pytest.raises(rendezvous.HostsError, match="eth0, ib0"):
         rendezvous.lead(tmp_path, engine)
 
 
-def test_an_upgrade_of_torch_still_lets_the_groups_of_a_mesh_have_our_timeout(
-    one_process: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_groups_have_our_timeout(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rendezvous.TIMEOUT, "7.5")
     with single_process() as world:
         groups = [dist.group.WORLD, *(world.mesh.get_group(name) for name in DIMENSIONS)]

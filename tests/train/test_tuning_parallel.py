@@ -1,8 +1,7 @@
-"""Adapters, elastic weights, references, reward models, distillation and rewarded answers: two processes do as one.
+"""Fine-tuning stages on two processes give the results of one.
 
-A pipeline, which these trainings have not, shards instead, and so do matrices that have adapters; what is split in
-another way is said per job. What has a layer of its own on top of the model, a reward model and a critic, is both
-sharded and split.
+Trainings without pipelines shard instead, and so do matrices with adapters; other splits are set per job. Reward models
+and critics, with a layer on top of the model, are both sharded and split.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ TRAINING = {
 }
 
 
-def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> list[dict[str, Any]]:
-    """A tuning with adapters, one that is held, the reference of a model, preferences, a reward model, a teacher."""
+def training_jobs(folder: Path, inputs: dict[str, str], data: Path, prepared: Path) -> list[dict[str, Any]]:
+    """Jobs with adapters, elastic weights, references, preferences, a reward model, a teacher and rewarded answers."""
     chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
     rate = {"optimizer": {"learning_rate": 0.002}}
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
@@ -108,7 +107,7 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
             "stage": "teacher",
             "folder": str(folder / "teacher"),
             "config": {**taught, "micro_batch_size": 1},
-            "inputs": {**inputs, "sft_data": str(made / "adapters" / "made" / "data")},
+            "inputs": {**inputs, "sft_data": str(prepared / "adapters" / "prepared" / "data")},
         },
         {
             "stage": "sft",
@@ -137,8 +136,8 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
     ]
 
 
-def rounded_jobs_in(folder: Path, inputs: dict[str, str], data: Path, base: str) -> list[dict[str, Any]]:
-    """On a model that is held rounded: a tuning, a reference row by row, and rewarded answers."""
+def quantised_jobs(folder: Path, inputs: dict[str, str], data: Path, base: str) -> list[dict[str, Any]]:
+    """Jobs on a quantised model: adapters, a reference with micro-batches of one row, and rewarded answers."""
     chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
     tuning = {**TRAINING, "optimizer": {"learning_rate": 0.002}, "lora": {"rank": 3, "base": base}}
     return [
@@ -175,8 +174,8 @@ def rounded_jobs_in(folder: Path, inputs: dict[str, str], data: Path, base: str)
     ]
 
 
-def split_ones(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the jobs that have a layer on top of the model, with matrices split in place of sharded."""
+def tensor_parallel_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tensor-parallel copies of the jobs with a layer on top of the model."""
     return [
         {**job, "folder": f"{job['folder']} split", "parallel": {"tensor": 2}}
         for job in jobs
@@ -184,17 +183,17 @@ def split_ones(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
-    """The job on the rows that the same one made in one process; one that makes none as it is."""
+def with_prepared_rows(job: dict[str, Any], prepared: Path) -> dict[str, Any]:
+    """Let a job read the rows that one process has prepared for it."""
     if job["stage"] not in DATA_OF:
         return job
-    name, rows = DATA_OF[job["stage"]], made / Path(job["folder"]).name / "made" / "data"
+    name, rows = DATA_OF[job["stage"]], prepared / Path(job["folder"]).name / "prepared" / "data"
     config = {key: value for key, value in job["config"].items() if key in READ[job["stage"]]}
     return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
 
 
 def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict[str, Path]:
-    """Conversations and pairs, and what the pre-training reads."""
+    """Write conversations and pairs, and return inputs of the pre-training."""
     words = ("json", "text", "file", "name", "list", "code", "line")
     (folder / "sft.jsonl").write_text(
         "".join(
@@ -229,7 +228,7 @@ def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict
 def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
     """Run stages one after the other on two processes."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", WORKER, "2", str(folder / "jobs.json")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -238,32 +237,35 @@ def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
         timeout=240,
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert process.returncode == 0, process.stderr[-6000:]
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """Of the metrics of a training."""
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Lines of the metrics of a training."""
     return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
-def test_two_processes_tune_as_one_does(
+def test_two_processes_tune_like_one(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     inputs = write_inputs(tokenizer_folder, mix_folder, tmp_path)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
-    named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
-    for job in jobs_in(tmp_path / "one", named, tmp_path, tmp_path / "one"):
+    stage_inputs = {
+        **{name: str(path) for name, path in inputs.items()},
+        "pretrain": str(tmp_path / "pretrain" / "data"),
+    }
+    for job in training_jobs(tmp_path / "one", stage_inputs, tmp_path, tmp_path / "one"):
         run_stage(
             job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"], Path(job["folder"])
         )
-    jobs = jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")
-    of_two = [on_made_rows(job, tmp_path / "one") for job in (*jobs, *split_ones(jobs))]
-    run_on_two(of_two, tmp_path)
+    jobs = training_jobs(tmp_path / "two", stage_inputs, tmp_path, tmp_path / "one")
+    jobs_of_two = [with_prepared_rows(job, tmp_path / "one") for job in (*jobs, *tensor_parallel_jobs(jobs))]
+    run_on_two(jobs_of_two, tmp_path)
     for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "reward split", "taught", "rl", "rl split"):
-        ours, theirs = map(lines_of, (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
+        ours, theirs = map(metrics_of, (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
         assert len(ours) == len(theirs) == 3
-        if name.startswith("rl"):  # what two processes drew is what the one drew
+        if name.startswith("rl"):  # both draw the same answers
             assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
         for line, expected in zip(ours, theirs, strict=True):
             compared = expected.keys() & {
@@ -275,7 +277,7 @@ def test_two_processes_tune_as_one_does(
                 "kl",
                 "loss/critic",
             }
-            own = {
+            distinctive_keys = {
                 "held": "elastic_penalty",
                 "dpo": "log_ratio/chosen",
                 "dpo whole": "log_ratio/chosen",
@@ -284,7 +286,7 @@ def test_two_processes_tune_as_one_does(
                 "rl": "loss/critic",
                 "rl split": "loss/critic",
             }
-            assert own.get(name, "loss") in compared
+            assert distinctive_keys.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)
     tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]
@@ -294,7 +296,7 @@ def test_two_processes_tune_as_one_does(
 
 
 @pytest.mark.parametrize("base", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
-def test_two_processes_hold_a_rounded_model_together_and_find_the_same_to_the_last_bit(
+def test_two_processes_share_a_quantised_model_with_equal_results(
     base: str,
     run_stage: Any,
     tokenizer_folder: Path,
@@ -302,32 +304,35 @@ def test_two_processes_hold_a_rounded_model_together_and_find_the_same_to_the_la
     pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """Log-probabilities of rows that one of them computes alone, as one process does; sums over both but for rounding."""
+    """Log-probabilities of single rows are equal, and sums over processes equal up to rounding."""
     if base == "nf4":
         pytest.importorskip("bitsandbytes")
     inputs = write_inputs(tokenizer_folder, mix_folder, tmp_path)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
-    named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
-    told = {}
-    for job in rounded_jobs_in(tmp_path / "one", named, tmp_path, base):
-        told[job["stage"]] = run_stage(
+    stage_inputs = {
+        **{name: str(path) for name, path in inputs.items()},
+        "pretrain": str(tmp_path / "pretrain" / "data"),
+    }
+    summaries = {}
+    for job in quantised_jobs(tmp_path / "one", stage_inputs, tmp_path, base):
+        summaries[job["stage"]] = run_stage(
             job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"], Path(job["folder"])
         )
-    jobs = rounded_jobs_in(tmp_path / "two", named, tmp_path, base)
-    run_on_two([on_made_rows(job, tmp_path / "one") for job in jobs], tmp_path)
+    jobs = quantised_jobs(tmp_path / "two", stage_inputs, tmp_path, base)
+    run_on_two([with_prepared_rows(job, tmp_path / "one") for job in jobs], tmp_path)
     tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]
     assert tables[0].equals(tables[1])
     for name, stage in (("adapters", "sft"), ("rl", "rl")):
-        ours, theirs = map(lines_of, (tmp_path / "two" / name, tmp_path / "one" / name))
+        ours, theirs = map(metrics_of, (tmp_path / "two" / name, tmp_path / "one" / name))
         for line, expected in zip(ours, theirs, strict=True):
             assert line["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
             assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3, abs=1e-5)
-        summary = json.loads((tmp_path / "two" / name / "data" / "told.json").read_text())
-        share, whole = summary["lora_base"], told[stage]["lora_base"]
-        assert share["float32_bytes"] == whole["float32_bytes"]
-        # Processes of a replica share the integers, a quarter or an eighth of float32, and have all scales.
-        packed = whole["float32_bytes"] / (4 if base == "int8" else 8) if name == "adapters" else 0
-        assert share["bytes"] == whole["bytes"] - packed / 2
+        summary = json.loads((tmp_path / "two" / name / "data" / "summary.json").read_text())
+        share, full = summary["lora_base"], summaries[stage]["lora_base"]
+        assert share["float32_bytes"] == full["float32_bytes"]
+        # Processes of a replica divide the integers, a quarter or an eighth of float32, and hold all scales.
+        packed = full["float32_bytes"] / (4 if base == "int8" else 8) if name == "adapters" else 0
+        assert share["bytes"] == full["bytes"] - packed / 2
     file = Path("adapters", "data", "model", "model.safetensors")
     weights = [load_file(tmp_path / run / file) for run in ("two", "one")]
     for name, tensor in weights[1].items():

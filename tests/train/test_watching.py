@@ -1,4 +1,4 @@
-"""What watches a training: Weights & Biases (a fake of it), MLflow, trackio, PyTorch's profiler, strict determinism."""
+"""Trackers (Weights & Biases as a fake, MLflow, trackio), profiler and strict determinism."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gristmill.train.stages import pretrain
 
 
 class FakeRun:
-    """Remembers what a run at Weights & Biases is told."""
+    """Records the calls of a run of Weights & Biases."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings, self.lines, self.axes, self.finished = settings, [], [], False
@@ -42,9 +42,7 @@ class FakeRun:
         self.finished = True
 
 
-def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wandb_receives_every_line_with_its_training_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[FakeRun] = []
 
     def init(**settings: Any) -> FakeRun:
@@ -56,16 +54,20 @@ def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
         record = Record(tmp_path, step, trackers=Trackers(wandb=Wandb(project="mill", mode="offline")))
         record.metrics({"step": step + 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"})
         record.close()
-    first, second = runs
-    assert first.lines == [{"training_step": 1, "loss": 2.0, "sources/a/loss": 1.0}]
-    assert second.lines[0]["training_step"] == 4
-    assert first.axes == [("training_step", None), ("*", "training_step")]
-    assert first.settings == second.settings  # one run for all attempts, by its id
-    assert (first.settings["project"], first.settings["mode"], first.settings["resume"]) == ("mill", "offline", "allow")
-    assert first.finished
+    first_run, second_run = runs
+    assert first_run.lines == [{"training_step": 1, "loss": 2.0, "sources/a/loss": 1.0}]
+    assert second_run.lines[0]["training_step"] == 4
+    assert first_run.axes == [("training_step", None), ("*", "training_step")]
+    assert first_run.settings == second_run.settings  # one run for all attempts, by its id
+    assert (first_run.settings["project"], first_run.settings["mode"], first_run.settings["resume"]) == (
+        "mill",
+        "offline",
+        "allow",
+    )
+    assert first_run.finished
 
 
-def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_wandb_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'gristmill\[wandb\]'"):
         Record(tmp_path, 0, trackers=Trackers(wandb=Wandb(project="mill")))
@@ -74,8 +76,8 @@ def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, t
 LINES = [{"step": 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"}, {"step": 2, "loss": 1.5}]
 
 
-def test_a_client_that_is_not_installed_is_named_by_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, modules, asked in (
+def test_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, modules, trackers in (
         ("mlflow", ("mlflow", "mlflow.entities"), Trackers(mlflow=Mlflow(tracking_uri="sqlite://", experiment="mill"))),
         ("trackio", ("trackio",), Trackers(trackio=Trackio(project="mill"))),
     ):
@@ -83,15 +85,14 @@ def test_a_client_that_is_not_installed_is_named_by_its_extra(monkeypatch: pytes
             monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(
             ModuleNotFoundError,
-            match=rf"engine.{name} is set, but {name} is not installed; .*"
-            rf"pip install 'gristmill\[{name}\]'",
+            match=rf"engine\.{name} .*pip install 'gristmill\[{name}\]'",
         ):
-            Record(tmp_path, 0, trackers=asked)
+            Record(tmp_path, 0, trackers=trackers)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-def test_mlflow_has_one_run_of_all_attempts_with_the_trainings_own_steps(tmp_path: Path) -> None:
+def test_mlflow_has_one_run_of_all_attempts_with_training_steps(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     section = Mlflow(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", experiment="mill", name="first")
@@ -107,11 +108,15 @@ def test_mlflow_has_one_run_of_all_attempts_with_the_trainings_own_steps(tmp_pat
     runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
     assert [run.info.run_name for run in runs] == ["first", "first"]  # one for each working folder
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
-    first = runs[0].info.run_id
+    run_id = runs[0].info.run_id
     # The second attempt logged step 2 again.
-    assert [(one.step, one.value) for one in client.get_metric_history(first, "loss")] == [(1, 2.0), (2, 1.5), (2, 1.5)]
-    assert [(one.step, one.value) for one in client.get_metric_history(first, "sources/a/loss")] == [(1, 1.0)]
-    assert client.get_metric_history(first, "mfu") == []
+    assert [(point.step, point.value) for point in client.get_metric_history(run_id, "loss")] == [
+        (1, 2.0),
+        (2, 1.5),
+        (2, 1.5),
+    ]
+    assert [(point.step, point.value) for point in client.get_metric_history(run_id, "sources/a/loss")] == [(1, 1.0)]
+    assert client.get_metric_history(run_id, "mfu") == []
 
 
 TRACKED = """
@@ -130,8 +135,8 @@ for resumed in (0, 1):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
-def test_trackio_has_one_run_of_all_attempts_in_a_database_on_this_machine(tmp_path: Path) -> None:
-    # A process of its own, which ends with what the client registers for its end and finds its folder at import.
+def test_trackio_has_one_run_of_all_attempts_in_a_local_database(tmp_path: Path) -> None:
+    # A subprocess, because the client finds its folder at import and registers exit handlers.
     (tmp_path / "work").mkdir()
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
     subprocess.run(
@@ -142,8 +147,8 @@ def test_trackio_has_one_run_of_all_attempts_in_a_database_on_this_machine(tmp_p
         timeout=240,
     )
     (database,) = (tmp_path / "trackio").glob("*.db")
-    with contextlib.closing(sqlite3.connect(database)) as opened:
-        rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
     assert len({name for name, _, _ in rows}) == 1
     assert [(step, json.loads(numbers)) for _, step, numbers in rows] == [
         (1, {"loss": 2.0, "sources/a/loss": 1.0}),
@@ -156,12 +161,12 @@ GOLDEN_LOSSES = {
     "adamw": [4.618500, 4.575718, 4.432199, 4.337251, 4.152055, 3.933020, 3.768168, 3.605619, 3.469254, 3.432973],
     "adafactor": [4.618500, 4.618234, 4.616282, 4.598632, 4.622217, 4.606116, 4.584247, 4.607949, 4.587538, 4.607058],
 }
-"""Of the training below in float32 on a CPU: whatever should not alter numbers gives these."""
+"""Losses of the training below in float32 on a CPU."""
 
 
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
-    """Rows of counting numbers with a stride that each row has of its own: no loss of it depends on the machine."""
+    """Rows of counting numbers with a stride per row; no loss depends on the machine."""
     folder = tmp_path_factory.mktemp("synthetic")
     rows = (np.arange(40)[:, None] * 7 + np.arange(24)[None, :] * (1 + np.arange(40)[:, None] % 5)) % 96 + 4
     write_packed_set(
@@ -171,9 +176,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) 
 
 
 @pytest.mark.parametrize("kind", GOLDEN_LOSSES)
-def test_the_losses_of_a_known_training_are_those_on_record(
-    one_process: None, synthetic: dict[str, Path], tmp_path: Path, kind: str
-) -> None:
+def test_losses_equal_recorded_ones(one_process: None, synthetic: dict[str, Path], tmp_path: Path, kind: str) -> None:
     config = {
         "model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48},
         "steps": 10,
@@ -202,7 +205,7 @@ def test_the_losses_of_a_known_training_are_those_on_record(
     assert steps == 2 * 2  # two steps of two micro-batches
 
 
-def test_a_training_that_resumes_behind_the_traced_steps_traces_nothing(tmp_path: Path) -> None:
+def test_training_resumed_after_the_profiled_steps_is_not_profiled(tmp_path: Path) -> None:
     profiler = Profiler(Profile(first_step=2), Context(tmp_path), None, 5)  # type: ignore[arg-type]
     profiler.after(6)
     profiler.close()

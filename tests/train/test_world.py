@@ -1,4 +1,4 @@
-"""The processes of a training, and the GPUs that they find."""
+"""The processes of a training and the GPUs that they see."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gristmill.train.parallel.process_groups import DeviceError, process_group
 from gristmill.train.worker_main import warn_of_idle_gpus
 
 
-def test_more_processes_than_gpus_are_refused_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
     with (
-        pytest.raises(DeviceError, match=r"engine\.ranks is 4, .* this machine has 2: set engine\.ranks to 2"),
+        pytest.raises(DeviceError, match=r"engine\.ranks is 4\b.* 2\b"),
         process_group(),
     ):
         pass
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize(("gpus", "ranks", "told"), [(8, 2, True), (8, 8, False), (0, 2, False)])
-def test_gpus_that_no_process_uses_are_told_of(
-    gpus: int, ranks: int, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("gpus", "ranks", "is_warned"), [(8, 2, True), (8, 8, False), (0, 2, False)])
+def test_idle_gpus_are_a_warning(
+    gpus: int, ranks: int, is_warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     events: list[dict[str, Any]] = []
     warn_of_idle_gpus(Context(tmp_path, "pretrain", emit=events.append))
-    assert ["engine.ranks is 2: set it to 8" in str(event) for event in events] == [True] * told
+    assert ["engine.ranks is 2: set it to 8" in str(event) for event in events] == [True] * is_warned

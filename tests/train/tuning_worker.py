@@ -1,7 +1,7 @@
-"""What test_tuning_parallel.py starts: several fine-tuning stages by the same processes.
+"""Program of test_tuning_parallel.py that runs several fine-tuning stages in the same processes.
 
-The arguments are how many processes, and a JSON file: a list of {"stage", "folder", "inputs", "config"}, and
-"parallel" or not.
+Its arguments are the number of processes and a JSON file: a list of {"stage", "folder", "inputs", "config"} with an
+optional "parallel".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gristmill.train.parallel.process_groups import World, make_world, process_g
 
 
 def train_all(jobs: list[dict[str, Any]]) -> None:
-    """Run the stages one after the other, all in the one process group."""
+    """Run the stages in sequence, in one process group."""
     kto: Any = importlib.import_module("gristmill.train.stages.kto")
     with process_group() as joined:
 
@@ -34,13 +34,13 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
 
         for job in jobs:
             module: Any = importlib.import_module(f"gristmill.train.stages.{job['stage']}")
-            # The stage `dpo` leaves the loss kto to a module of its own.
+            # The stage `dpo` delegates the loss kto to another module.
             module.process_group = kto.process_group = same_group
             folder = Path(job["folder"])
             if joined.is_first:
                 (folder / "work").mkdir(parents=True)
             dist.barrier()
-            told = module.run(
+            summary = module.run(
                 {name: Path(path) for name, path in job["inputs"].items()},
                 job["config"],
                 folder / "data",
@@ -52,7 +52,7 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
                 ),
             )
             if joined.is_first:
-                (folder / "data" / "told.json").write_text(json.dumps(told, default=str))
+                (folder / "data" / "summary.json").write_text(json.dumps(summary, default=str))
 
 
 if __name__ == "__main__":
