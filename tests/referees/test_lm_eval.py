@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.stages.export import exported_tensors
+from tests.train.jsonl import write_jsonl
 
 # Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
@@ -92,7 +92,7 @@ def their_results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
     folder = tmp_path_factory.mktemp("tasks")
     for name, items in (("choices", CHOICES), ("texts", TEXTS), ("clozes", CLOZES), ("solved", SOLVED)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+        write_jsonl(folder / f"{name}.jsonl", items)
     (folder / "choices.yaml").write_text(f"""
 task: gristmill_choices
 dataset_path: json
@@ -160,10 +160,10 @@ def our_summary(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def ask(settings: dict[str, Any]) -> dict[str, Any]:
         items = settings.pop("items")
         if examples := settings.pop("solved", None):
-            (folder / "solved.jsonl").write_text("".join(json.dumps(item) + "\n" for item in examples))
+            write_jsonl(folder / "solved.jsonl", examples)
             settings |= {"num_fewshot": 2, "fewshot_path": str(folder / "solved.jsonl")}
         path = folder / f"{settings['kind']}.jsonl"
-        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        write_jsonl(path, items)
         task = Task.model_validate({"name": "t", "path": str(path), **settings})
         return answer_task(reader, task, read_task(task), 0, 10).summary
 

@@ -17,6 +17,7 @@ from gristmill.mixtures.training import Pretrain
 from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
 from gristmill.train.loop import loop
 from gristmill.train.optim.schedules import learning_rate
+from tests.train.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
 WATCH = """
@@ -68,10 +69,6 @@ def with_callback(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: 
     return configured
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_callback_sees_every_event_and_ends_the_training(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -82,7 +79,7 @@ def test_callback_sees_every_event_and_ends_the_training(
     summary = run_stage("pretrain", inputs, config, tmp_path / "run", checkpoint_every=4, emit=emitted.append)
     assert (summary["steps"], summary["stopped_early"]) == (7, True)
     assert summary["stopped_by"] == {"callback": "hooks:Watch", "step": 7, "reason": "enough of it"}
-    calls = lines(tmp_path / "seen")
+    calls = read_jsonl(tmp_path / "seen")
     assert [(call["event"], call["step"]) for call in calls] == [
         *(("step", step) for step in (1, 2, 3, 4)),
         ("checkpoint", 4),
@@ -95,7 +92,7 @@ def test_callback_sees_every_event_and_ends_the_training(
         "step-00000004",
         "step-00000007",
     ]
-    logged = {call["step"]: call for call in lines(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in call}
+    logged = {call["step"]: call for call in read_jsonl(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in call}
     assert sorted(logged) == list(range(1, 8))
     for call in calls:
         if call["event"] == "step":  # the mean of one step, since every step is logged
@@ -175,7 +172,7 @@ def test_callback_scales_the_learning_rate_also_after_a_resume(
         {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""},
     ]
     plain = scheduled({**config, "callbacks": []})
-    logged = lines(tmp_path / "whole" / "data" / "metrics.jsonl")
+    logged = read_jsonl(tmp_path / "whole" / "data" / "metrics.jsonl")
     rates = {line["step"]: line["learning_rate"] for line in logged if "learning_rate" in line}
     assert rates == {step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5) for step in range(1, 13)}
     (tmp_path / "fails").touch()
@@ -188,7 +185,7 @@ def test_callback_scales_the_learning_rate_also_after_a_resume(
     weights = Path("data", "model", "model.safetensors")
     assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
     callback_lines = [
-        [line for line in lines(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
+        [line for line in read_jsonl(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
         for name in ("whole", "again")
     ]
     assert callback_lines[0] == callback_lines[1]
@@ -341,14 +338,12 @@ def test_every_training_stage_has_its_callbacks(stage_config: Any, tmp_path: Pat
 def test_callback_ends_a_tuning(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "chats.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {"messages": [{"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "chats.jsonl",
+        [
+            {"messages": [{"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}
             for word in ("json", "text", "file", "name")
-        )
+        ],
     )
     (tmp_path / "hooks.py").write_text(STOP)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")

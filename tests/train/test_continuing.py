@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop import loop
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.resuming import ContinueError
+from tests.train.jsonl import read_metrics
 
 SEED, BATCH, STEPS = 11, 6, 12
 
@@ -37,7 +37,7 @@ def without_row(mix: Path, target: Path, row: int) -> PackedSet:
 
 
 def lines_of(folder: Path) -> dict[int, dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(folder)
     return {line["step"]: line for line in lines if "loss" in line}
 
 
@@ -193,7 +193,7 @@ def test_continued_mixture_gives_the_same_bits_as_one_from_the_start(
         assert (line["loss"], line["rows_digest"]) == (uninterrupted[step]["loss"], uninterrupted[step]["rows_digest"])
     uninterrupted_weights, continued_weights = weights_of(tmp_path / "both"), weights_of(tmp_path / "continued")
     assert all(torch.equal(uninterrupted_weights[name], continued_weights[name]) for name in uninterrupted_weights)
-    phases = [json.loads(line) for line in (tmp_path / "both" / "data" / "metrics.jsonl").read_text().splitlines()]
+    phases = read_metrics(tmp_path / "both")
     assert [line for line in phases if "phase" in line] == [
         {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 0.5, "code": 0.5}}},
         {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}}},

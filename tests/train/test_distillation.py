@@ -33,6 +33,7 @@ from gristmill.train.objectives.reference_logps import StaleReferenceError
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from gristmill.train.stages.sft import taught_turns
 from gristmill.train.stages.teacher import TeacherError
+from tests.train.jsonl import read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
 KINDS: tuple[Divergence, ...] = ("forward", "reverse", "jsd")
@@ -148,19 +149,17 @@ def models(
 @pytest.fixture
 def rows(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, models: Path, tmp_path: Path) -> dict[str, Path]:
     """Inputs of `teacher` and `sft`: rows of several conversations."""
-    (tmp_path / "sft.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "messages": [
-                        {"role": "user", "content": f"What is a {word}?"},
-                        {"role": "assistant", "content": f"A {word}."},
-                    ]
-                }
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "sft.jsonl",
+        [
+            {
+                "messages": [
+                    {"role": "user", "content": f"What is a {word}?"},
+                    {"role": "assistant", "content": f"A {word}."},
+                ]
+            }
             for word in WORDS
-        )
+        ],
     )
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": models / "student"}
     run_stage(
@@ -220,7 +219,7 @@ def test_student_approaches_its_teacher(run_stage: Any, rows: dict[str, Path], m
     before = dense_divergence(models / "student/model", rows, models / "teacher")
     assert first == pytest.approx(before, rel=1e-5)
     stage_alone("sft", inputs, {**TRAINING, "distill": distill}, tmp_path / "sft")
-    lines = [json.loads(line) for line in (tmp_path / "sft/data/metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "sft")
     assert all(line["loss"] == pytest.approx(line["divergence"]) for line in lines)
     after = dense_divergence(tmp_path / "sft/data/model", rows, models / "teacher")
     assert after < before / 3

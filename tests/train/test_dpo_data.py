@@ -20,15 +20,11 @@ from gristmill.train.data.conversation_tokens import Chat, Conversation, Nothing
 from gristmill.train.data.pairs import Pair, write_holdout
 from gristmill.train.data.preference_rows import PairRows, describe_draws, draw_pairs, merged
 from gristmill.train.objectives.losses import IGNORED
+from tests.train.jsonl import write_jsonl
 
 
 def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
     return {"prompt": question, "chosen": chosen, "rejected": rejected}
-
-
-def write(path: Path, rows: list[dict[str, str]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture
@@ -39,8 +35,8 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    first = write(tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)])
-    second = write(tmp_path / "b.jsonl", [pair("why", "because", "?")])
+    first = write_jsonl(tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)])
+    second = write_jsonl(tmp_path / "b.jsonl", [pair("why", "because", "?")])
     config = {"data": [{"path": first}, {"path": second}], "sequence_length": 40}
     summary = run_stage("dpo_data", inputs, config, tmp_path)
     assert (summary["pairs"], summary["rows_per_set"]) == (4, {"a": 6, "b": 2})
@@ -102,7 +98,7 @@ def test_every_record_is_accounted_for_and_audit_findings_are_warned_about(
         pair("r", "same", "same"),
         {"text": "no form"},
     ]
-    path = write(tmp_path / "set.jsonl", rows)
+    path = write_jsonl(tmp_path / "set.jsonl", rows)
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
     summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
@@ -134,8 +130,8 @@ def test_every_record_is_accounted_for_and_audit_findings_are_warned_about(
 
 def test_leaked_evaluation_items_are_counted_and_warned_about(inputs: dict[str, Path], tmp_path: Path) -> None:
     item = "which of the seven rivers carries no boats in winter"
-    quiz = write(tmp_path / "quiz.jsonl", [{"question": item}])
-    path = write(
+    quiz = write_jsonl(tmp_path / "quiz.jsonl", [{"question": item}])
+    path = write_jsonl(
         tmp_path / "set.jsonl",
         [pair(item, "a", "b"), pair("q", f"{item}?", "b"), pair("q", "a", item), pair("r", "a", "b")],
     )
@@ -156,7 +152,7 @@ def test_leaked_evaluation_items_are_counted_and_warned_about(inputs: dict[str, 
 
 
 def test_set_without_room_for_answers_is_rejected(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
+    path = write_jsonl(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
     with pytest.raises(NothingToTrainError, match=r"\b1 pairs .*32 tokens"):
         run_stage("dpo_data", inputs, {"data": [{"path": path}]}, tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.reinforcement import Rl
+from tests.train.jsonl import read_metrics, write_jsonl
 
 DATA = {"data": [{"path": "a.jsonl"}]}
 
@@ -39,8 +39,8 @@ def test_sft_reads_its_rows_once_per_epoch(
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "pretrain")
     inputs["pretrain"] = tmp_path / "pretrain" / "data"
     path = tmp_path / "sft.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q {n}", "completion": f"The {n}."}) + "\n" for n in range(6)))
+    write_jsonl(path, [{"prompt": f"q {n}", "completion": f"The {n}."} for n in range(6)])
     config = {"data": [{"path": str(path)}], "epochs": 2, "global_batch_size": 4, "log_every": 1, "seed": 1}
     summary = run_stage("sft", inputs, {**config, "sequence_length": 64, "packing": "none"}, tmp_path / "sft")
-    lines = [json.loads(line) for line in (tmp_path / "sft" / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "sft")
     assert (summary["rows"], max(line["step"] for line in lines)) == (6, 3)

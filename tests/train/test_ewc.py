@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import draw_targets, next_tokens, uniforms
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.ewc import ElasticWeights, fisher_diagonal
+from tests.train.jsonl import read_metrics, write_jsonl
 
 
 def test_penalty_is_derived_by_hand() -> None:
@@ -68,14 +68,12 @@ def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 6}, tmp_path / "pretrain")
     inputs["pretrain"] = tmp_path / "pretrain" / "data"
-    (tmp_path / "sft.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "sft.jsonl",
+        [
+            {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
             for word in ("json", "text", "file", "name")
-        )
+        ],
     )
     config = {
         "steps": 6,
@@ -92,7 +90,7 @@ def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     prose_losses = {}
     for name, changes in (("free", {}), ("anchored", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
         run_stage("sft", inputs, {**config, **changes, "validate_every": 6}, tmp_path / name)
-        lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
+        lines = read_metrics(tmp_path / name)
         prose_losses[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)
     penalties = [line["elastic_penalty"] for line in lines if "elastic_penalty" in line]
     assert len(penalties) == 6

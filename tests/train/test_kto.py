@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.objectives.kto_objective import baseline_of, kto_loss
 from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps
 from gristmill.train.stages.kto import ranked_right, ranked_right_interval
+from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
 
@@ -96,7 +96,7 @@ def data(tmp_path: Path) -> dict[str, Any]:
         for n in range(3)
     ]
     for name, lines in (("pairs", pairs), ("labelled", labelled)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_jsonl(tmp_path / f"{name}.jsonl", lines)
     return {
         "data": [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")],
         "sequence_length": 64,
@@ -162,7 +162,7 @@ def test_training_separates_answers_whatever_the_micro_batches(
     assert reference["answers"] == 40
     inputs = {**inputs, "reference": tmp_path / "reference" / "data"}
     summary = run_stage("dpo", inputs, config_with(data), tmp_path / "dpo")
-    lines = [json.loads(line) for line in (tmp_path / "dpo/data/metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "dpo")
     assert lines[0]["loss"] == pytest.approx(0.5, abs=1e-4)
     assert (lines[0]["kl"], summary["step_0"]["largest_reward"]) == (pytest.approx(0, abs=1e-4),) * 2
     assert lines[-1]["loss"] < 0.45
@@ -172,7 +172,7 @@ def test_training_separates_answers_whatever_the_micro_batches(
     counts = [sum(summary[name].values()) for name in ("training_answers", "held_out_answers")]
     assert sum(counts) == 40
     assert min(counts) > 0
-    held_out = [json.loads(line) for line in (tmp_path / "dpo/data/holdout.jsonl").read_text().splitlines()]
+    held_out = read_jsonl(tmp_path / "dpo/data/holdout.jsonl")
     model, chat = load_model(inputs["sft"] / "model"), Chat(inputs["tokenizer"])
     for line in held_out:
         for name in ("chosen", "rejected"):
@@ -182,7 +182,7 @@ def test_training_separates_answers_whatever_the_micro_batches(
             logp = model(ids, partial(sequence_logps, targets=targets))
             assert line[f"reference_{name}"] == pytest.approx(logp.item(), abs=1e-3)
     run_stage("dpo", inputs, config_with(data, micro_batch_size=1, steps=4), tmp_path / "cut")
-    split_lines = [json.loads(line) for line in (tmp_path / "cut/data/metrics.jsonl").read_text().splitlines()]
+    split_lines = read_metrics(tmp_path / "cut")
     for ours, theirs in zip(split_lines, lines[:4], strict=True):
         assert {name: ours[name] for name in ("loss", "kl", "grad_norm")} == pytest.approx(
             {name: theirs[name] for name in ("loss", "kl", "grad_norm")}, rel=1e-3, abs=1e-5

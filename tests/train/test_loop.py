@@ -25,6 +25,7 @@ from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_a
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
 from gristmill.train.loop.training_job import Job
 from gristmill.train.stages import export, pretrain
+from tests.train.jsonl import read_jsonl, read_metrics
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "data" / name).read_text().splitlines()]
+    lines = read_jsonl(folder / "data" / name)
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 
@@ -145,7 +146,7 @@ def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
             torch.distributed.destroy_process_group()
             assert [event["done"] for event in events if event["event"] == "progress"][-1] == step_reached
     run_stage("pretrain", inputs, config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     logged = [line for line in lines if "grad_norm" in line]
     assert [line["step"] for line in logged] == [1, 3, 6, 9, 12]
     assert all(line["tokens_per_second"] > 0 for line in logged)
@@ -299,7 +300,7 @@ def test_norms_update_ratio_memory_and_noise_scale_are_logged(
         "schedule": {"kind": "constant", "warmup_steps": 0},
     }
     run_stage("pretrain", inputs, config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     first, second, fourth = (line for line in lines if "grad_norm" in line)
     norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in weights_of(tmp_path).values()))
     assert fourth["param_norm"] == pytest.approx(norm, rel=1e-5)

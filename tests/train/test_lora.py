@@ -26,6 +26,7 @@ from gristmill.train.adapters.quantised import product, rounded
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn, load_model
+from tests.train.jsonl import write_jsonl
 
 KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, rslora=True), Lora(rank=4, alpha=8, dora=True)]
 
@@ -116,14 +117,12 @@ def test_sft_and_dpo_train_resume_and_merge_adapters(
     run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:
     words = ("json", "text", "file", "name", "list", "code")
-    (tmp_path / "sft.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "sft.jsonl",
+        [
+            {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
             for word in words
-        )
+        ],
     )
     config = {
         **TRAINING,
@@ -155,19 +154,17 @@ def test_sft_and_dpo_train_resume_and_merge_adapters(
     assert load_model(tmp_path / "whole" / "data" / "model-average").shape == replace(before.shape, sequence_length=64)
     assert all(is_adapter(name) for name in adapters)
 
-    (tmp_path / "dpo.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "prompt": [{"role": "user", "content": f"{word} {n}"}],
-                    "chosen": [{"role": "assistant", "content": "yes"}],
-                    "rejected": [{"role": "assistant", "content": "no"}],
-                }
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "dpo.jsonl",
+        [
+            {
+                "prompt": [{"role": "user", "content": f"{word} {n}"}],
+                "chosen": [{"role": "assistant", "content": "yes"}],
+                "rejected": [{"role": "assistant", "content": "no"}],
+            }
             for word in words
             for n in range(2)
-        )
+        ],
     )
     pairs = {"data": [{"path": str(tmp_path / "dpo.jsonl")}], "sequence_length": 64, "micro_batch_size": 4}
     inputs = {**start, "sft": tmp_path / "whole" / "data"}
@@ -216,14 +213,12 @@ def test_adapters_on_a_quantised_model_train_alike_and_merge_into_it(
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
     words = ("json", "text", "file", "name", "list", "code")
-    (tmp_path / "sft.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "sft.jsonl",
+        [
+            {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
             for word in words
-        )
+        ],
     )
     lora = {"rank": 4, "alpha": 8}
     config = {

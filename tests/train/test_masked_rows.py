@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from gristmill.train.models.weights import WeightsError, drawn, load_model
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
 from gristmill.train.objectives.prediction_targets import Read, draws
+from tests.train.jsonl import read_metrics
 from tests.train.test_parallel import assert_same, train_on
 
 MASK, LENGTH = "<|mask|>", 32
@@ -91,15 +91,11 @@ def read(rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None
     return Read(rows, positions, numbers, np.zeros(len(rows), dtype=np.int64))
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_encoder_learns_and_its_sources_add_up(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, {**config, "steps": 30}, tmp_path)
-    steps = [line for line in lines_of(tmp_path) if "loss" in line]
+    steps = [line for line in read_metrics(tmp_path) if "loss" in line]
     assert abs(steps[0]["loss"] - math.log(400)) < 0.2
     assert np.mean([line["loss"] for line in steps[-5:]]) < steps[0]["loss"] - 0.3
     for line in steps:

@@ -28,6 +28,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.worker_main import write_error
 from tests.stores import BUCKET
+from tests.train.jsonl import read_metrics
 
 FAULTS = ("500", "cut", "short", "flip", "hang")
 """Faults of requests for tokens and checksums, in turn; every other request succeeds."""
@@ -107,7 +108,7 @@ def test_training_from_a_faulty_store_equals_training_from_disk(
         )
         run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": stored}, config, tmp_path / name, stream=stream)
         assert (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes() == expected
-        lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
+        lines = read_metrics(tmp_path / name)
         assert all(line["data_wait_seconds"] >= 0 for line in lines if "loss" in line and line["step"] > 1)
     assert set(FAULTS) <= set(network.faults)
     shards = PackedSet(mix_folder).manifest["train"]["shards"]

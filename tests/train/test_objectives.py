@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
 from tests.train.conftest import TINY_MODEL
+from tests.train.jsonl import read_metrics
 from tests.train.test_masked_rows import ENCODER, make_inputs
 from tests.train.test_parallel import assert_same, train_on
 
@@ -53,10 +53,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> d
     )
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("name", SECTIONS)
 def test_objective_learns_and_resumes_to_the_same_bits(
     run_stage: Any,
@@ -68,7 +64,7 @@ def test_objective_learns_and_resumes_to_the_same_bits(
 ) -> None:
     config = {**pretrain_config, **SECTIONS[name], "steps": 8, "validate_every": 8}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
-    steps = [line for line in lines_of(tmp_path / "whole") if "loss" in line]
+    steps = [line for line in read_metrics(tmp_path / "whole") if "loss" in line]
     assert np.mean([line["loss"] for line in steps[-3:]]) < steps[0]["loss"] - 0.2
     for line in steps:
         sources = line["sources"].values()

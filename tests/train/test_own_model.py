@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.load import ManifestError
 from gristmill.train.models.weights import WeightsError, check_model, load_model
+from tests.train.jsonl import read_metrics
 from tests.train.test_resume import finish, torchrun, write_stage
 
 BIGRAM = """
@@ -52,7 +53,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    metrics = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(folder)
     return [line for line in metrics if "loss" in line]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.training import Optimizer
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.train.optim.optimizer import make_optimizers, update
+from tests.train.jsonl import read_metrics
 from tests.train.test_resume import finish, torchrun, write_stage
 
 ADAM = """
@@ -66,7 +66,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    metrics = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(folder)
     return [line for line in metrics if "loss" in line]
 
 

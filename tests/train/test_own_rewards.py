@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.reinforcement import Rl
+from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
@@ -30,8 +30,8 @@ def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
 
     def configured(source: str, *rewards: dict[str, Any]) -> dict[str, Any]:
         (tmp_path / "rewards.py").write_text(source)
-        (tmp_path / "prompts.jsonl").write_text(
-            "".join(json.dumps({"prompt": f"Say {word}", "answer": word, "size": len(word)}) + "\n" for word in WORDS)
+        write_jsonl(
+            tmp_path / "prompts.jsonl", [{"prompt": f"Say {word}", "answer": word, "size": len(word)} for word in WORDS]
         )
         config: dict[str, Any] = stage_config(
             "rl",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_co
 from gristmill.train.evaluation.metrics import own_metric
 from gristmill.train.evaluation.tasks import Item
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from tests.train.jsonl import read_metrics, write_jsonl
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-training.md"
 BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,11 +68,12 @@ def test_callbacks_of_the_guide_end_a_training(
 def test_rewards_of_the_guide_reward_answers(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"Name a {word}", "tests": ["e", word[0]]}) + "\n"
+    write_jsonl(
+        tmp_path / "prompts.jsonl",
+        [
+            {"prompt": f"Name a {word}", "tests": ["e", word[0]]}
             for word in ("module", "class", "file", "list", "text", "type")
-        )
+        ],
     )
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
     config = configured("Rewards", "rl", steps=1, group_size=2, global_batch_size=4, max_new_tokens=4)
@@ -97,7 +98,7 @@ def test_schedule_of_the_guide_sets_the_rate(
 ) -> None:
     settings = {key: value for key, value in pretrain_config.items() if key != "schedule"}
     run_stage("pretrain", inputs, configured("Schedules", "pretrain", **{**settings, "steps": 10}), tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "run")
     rates = [line["learning_rate"] for line in lines if "loss" in line]
     assert rates == pytest.approx([0.01, 0.005] * 5)
 
@@ -105,11 +106,12 @@ def test_schedule_of_the_guide_sets_the_rate(
 def test_loss_of_the_guide_learns_preferences(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "pairs.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"Name a {word}", "chosen": f"The {word}", "rejected": "No"}) + "\n"
+    write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [
+            {"prompt": f"Name a {word}", "chosen": f"The {word}", "rejected": "No"}
             for word in ("module", "class", "file", "list", "text", "type", "name", "value")
-        )
+        ],
     )
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
     config = configured(
@@ -128,10 +130,9 @@ def test_loss_of_the_guide_learns_preferences(
 def test_metrics_of_the_guide_measure_models(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "words.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"Return the {word}", "answer": word}) + "\n" for word in ("module", "name", "object")
-        )
+    write_jsonl(
+        tmp_path / "words.jsonl",
+        [{"prompt": f"Return the {word}", "answer": word} for word in ("module", "name", "object")],
     )
     run_stage("pretrain", inputs, pretrain_config, tmp_path / "start")
     config = configured("Metrics of evaluation tasks", "evaluate", prompts=[], bootstrap_samples=20)

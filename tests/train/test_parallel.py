@@ -25,6 +25,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.parallel.expert_parallel import ExpertsError, deal_experts
 from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
+from tests.train.jsonl import read_metrics
 
 WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
@@ -91,10 +92,7 @@ def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
 
 def assert_same(folder: Path, expected: Path, first_step: int) -> None:
     """Check that losses and gradient norms from a step on, validations and weights are equal up to rounding."""
-    ours, theirs = (
-        [json.loads(line) for line in (run / "data" / "metrics.jsonl").read_text().splitlines()]
-        for run in (folder, expected)
-    )
+    ours, theirs = (read_metrics(run) for run in (folder, expected))
     theirs = [line for line in theirs if line["step"] >= first_step]
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for line, reference in zip(ours, theirs, strict=True):

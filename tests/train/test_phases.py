@@ -16,6 +16,7 @@ from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import PlanError, plan_of
 from gristmill.train.models.weights import read_shape
+from tests.train.jsonl import read_metrics
 
 PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]
 
@@ -28,10 +29,6 @@ def inputs(tokenizer_folder: Path, mix_folder: Path, tmp_path: Path) -> dict[str
     train = {**packed.manifest["train"], "stages": [[24, 0], [16, 40]]}
     (phased / "packed.json").write_text(json.dumps({**packed.manifest, "format": 5, "train": train}))
     return {"tokenizer": tokenizer_folder, "mix": phased}
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_phase_starts_at_the_first_step_within_its_rows() -> None:
@@ -50,7 +47,7 @@ def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
 ) -> None:
     config = {**pretrain_config, "steps": 6, "schedule": {"kind": "constant", "warmup_steps": 0}, "phases": PHASES}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
-    lines = lines_of(tmp_path / "whole")
+    lines = read_metrics(tmp_path / "whole")
     rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
     assert rates == {**dict.fromkeys((1, 2, 3, 4), 0.01), 5: 0.005, 6: 0.005}
     assert [line for line in lines if "phase" in line] == [
@@ -73,7 +70,7 @@ def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
 
     stop_pretraining(inputs, config, tmp_path / "stopped", times=5)
     run_stage("pretrain", inputs, config, tmp_path / "stopped")
-    resumed = lines_of(tmp_path / "stopped")
+    resumed = read_metrics(tmp_path / "stopped")
     assert [line for line in resumed if "phase" in line] == [line for line in lines if "phase" in line]
     weights = [load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("whole", "stopped")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -103,7 +100,7 @@ def test_phase_changes_rotary_positions_from_its_first_step(
     assert read_shape(models["phased"]) == read_shape(models["resumed"]) == read_shape(models["peer"])
     assert read_shape(models["phased"]).rope_theta == 80_000.0
     losses = {
-        name: {line["step"]: line["loss"] for line in lines_of(tmp_path / name) if "loss" in line}
+        name: {line["step"]: line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line}
         for name in ("phased", "plain")
     }
     assert [step for step in range(1, 7) if losses["phased"][step] != losses["plain"][step]] == [5, 6]

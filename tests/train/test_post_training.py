@@ -24,6 +24,7 @@ from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.resuming import ContinueError
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import KEY, TABLE, NotTheReferenceError, StaleReferenceError
+from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TRAINING = {
@@ -41,11 +42,6 @@ def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def write_lines(path: Path, lines: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
-
-
 @pytest.fixture
 def pretrained(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
@@ -58,7 +54,7 @@ def pretrained(
 
 @pytest.fixture
 def sft_config(tmp_path: Path) -> dict[str, Any]:
-    path = write_lines(
+    path = write_jsonl(
         tmp_path / "sft.jsonl",
         [{"messages": [message("user", f"What is a {word}?"), message("assistant", f"A {word}.")]} for word in WORDS],
     )
@@ -67,7 +63,7 @@ def sft_config(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def dpo_config(tmp_path: Path) -> dict[str, Any]:
-    path = write_lines(
+    path = write_jsonl(
         tmp_path / "dpo.jsonl",
         [
             {
@@ -91,15 +87,11 @@ def referenced(
     return {**pretrained, "reference": tmp_path / "reference" / "data"}
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_sft_learns_the_answers_and_shows_its_mask(
     run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = run_stage("sft", pretrained, {**sft_config, "steps": 25}, tmp_path / "sft")
-    losses = [line["loss"] for line in metrics(tmp_path / "sft")]
+    losses = [line["loss"] for line in read_metrics(tmp_path / "sft")]
     assert len(losses) == 25
     assert losses[-1] < losses[0] / 2
     assert summary["used"] == len(WORDS)
@@ -131,7 +123,7 @@ def test_first_loss_of_sft_is_the_mean_over_answer_tokens(
         logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
         chosen = torch.from_numpy(tokens.turns[1:] > 0)
         total, count = total - float(logps[chosen].sum()), count + int(chosen.sum())
-    assert metrics(tmp_path / "sft")[0]["loss"] == pytest.approx(total / count, abs=1e-5)
+    assert read_metrics(tmp_path / "sft")[0]["loss"] == pytest.approx(total / count, abs=1e-5)
 
 
 def test_held_out_conversations_are_not_trained_on_and_measured_correctly(
@@ -139,7 +131,7 @@ def test_held_out_conversations_are_not_trained_on_and_measured_correctly(
 ) -> None:
     config = {**sft_config, "holdout": 0.4, "validate_every": 8}
     summary = run_stage("sft", pretrained, config, tmp_path / "sft")
-    lines = {line["step"]: line["held_out"] for line in metrics(tmp_path / "sft") if "held_out" in line}
+    lines = {line["step"]: line["held_out"] for line in read_metrics(tmp_path / "sft") if "held_out" in line}
     assert list(lines) == [8, 12]
     assert summary["held_out"] == lines[12]
     examples = {example["id"]: example for example in read_examples(sft_config["data"][0]["path"], "sft")}
@@ -182,7 +174,7 @@ def test_sft_and_dpo_read_the_rows_of_their_streams(
         rows = gristmill.stream(tmp_path / "run", stage=f"{name}_data", batch_size=5)
         digest, recorded = (
             rows.fingerprint,
-            [line["rows_digest"] for line in metrics(tmp_path / name) if "rows_digest" in line],
+            [line["rows_digest"] for line in read_metrics(tmp_path / name) if "rows_digest" in line],
         )
         assert len(recorded) == 3
         for number, expected in enumerate(recorded):
@@ -194,7 +186,7 @@ def test_dpo_starts_at_ln_2_and_learns_the_preferences(
     run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = run_stage("dpo", referenced, dpo_config, tmp_path / "dpo")
-    lines = metrics(tmp_path / "dpo")
+    lines = read_metrics(tmp_path / "dpo")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-3)
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -208,7 +200,7 @@ def test_dpo_starts_at_ln_2_and_learns_the_preferences(
     interval = summary["held_out"]["reward_accuracy_interval"]
     assert interval["units"] == summary["held_out_pairs"]
     assert interval["low"] < summary["held_out"]["reward_accuracy"] == interval["value"] <= interval["high"]
-    held_out = [json.loads(line) for line in (tmp_path / "dpo" / "data" / "holdout.jsonl").read_text().splitlines()]
+    held_out = read_jsonl(tmp_path / "dpo" / "data" / "holdout.jsonl")
     assert len(held_out) == summary["held_out_pairs"] > 0
     margins = pq.read_table(tmp_path / "dpo" / "data" / "margins.parquet").to_pylist()
     assert len(margins) == summary["margins"]["measured"] == 36
@@ -253,7 +245,7 @@ def test_killed_dpo_resumes_to_the_same_bits(
     loss: str,
 ) -> None:
     """Two weighted sets, the smaller one repeated; killed in step 8, after a checkpoint of step 5."""
-    few = write_lines(
+    few = write_jsonl(
         tmp_path / "few.jsonl",
         [{"prompt": f"Name a {word}.", "chosen": f"My {word}.", "rejected": "What?"} for word in WORDS[:7]],
     )
@@ -290,7 +282,7 @@ def test_killed_dpo_resumes_to_the_same_bits(
     for name in names:
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
     digests = [
-        [(line["step"], line["loss"], line.get("rows_digest")) for line in metrics(tmp_path / run)]
+        [(line["step"], line["loss"], line.get("rows_digest")) for line in read_metrics(tmp_path / run)]
         for run in ("killed", "whole")
     ]
     assert digests[0] == digests[1]
@@ -301,16 +293,16 @@ def test_dpo_metrics_have_the_fall_of_answers_and_the_validation_loss(
 ) -> None:
     """Rejected answers fall even without an SFT term; validation rows are those of pre-training."""
     summary = run_stage("dpo", referenced, {**dpo_config, "validate_every": 6}, tmp_path / "dpo")
-    lines = [line for line in metrics(tmp_path / "dpo") if "loss" in line]
+    lines = [line for line in read_metrics(tmp_path / "dpo") if "loss" in line]
     assert lines[-1]["fell/rejected"] == 1.0
     assert lines[-1]["log_ratio/rejected"] < 0
     assert summary["chosen_decline"]["fell_rejected"] == 1.0
     validation_by_step = {
-        line["step"]: line["validation"] for line in metrics(tmp_path / "dpo") if "validation" in line
+        line["step"]: line["validation"] for line in read_metrics(tmp_path / "dpo") if "validation" in line
     }
     assert sorted(validation_by_step) == [6, 12]
     (before,) = [
-        line["validation"] for line in metrics(tmp_path / "pretrain") if line["step"] == 4 and "validation" in line
+        line["validation"] for line in read_metrics(tmp_path / "pretrain") if line["step"] == 4 and "validation" in line
     ]
     assert validation_by_step[12]["prose"]["tokens"] == before["prose"]["tokens"]
     assert validation_by_step[12]["prose"]["bits_per_byte"] != before["prose"]["bits_per_byte"]
@@ -391,11 +383,12 @@ def test_all_stages_are_evaluated_and_exported(
     del inputs["reference"]
 
     questions = tmp_path / "questions.jsonl"
-    questions.write_text(
-        "".join(
-            json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}) + "\n"
+    write_jsonl(
+        questions,
+        [
+            {"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}
             for number, word in enumerate(("module", "name", "object"))
-        )
+        ],
     )
     config = {
         "prompts": ["The", "What is a json?"],
@@ -528,10 +521,10 @@ def test_tuning_is_extended_with_the_same_bits(
     longer = {**nine_steps, "continue_from": str(checkpoint)}
     run_stage(stage, inputs, nine_steps, tmp_path / "whole")
     run_stage(stage, inputs, longer, tmp_path / "longer", began_with=start)
-    continued = metrics(tmp_path / "longer")
+    continued = read_metrics(tmp_path / "longer")
     assert [line["step"] for line in continued] == list(range(5, 10))
     assert [line["rows_digest"] for line in continued] == [
-        line["rows_digest"] for line in metrics(tmp_path / "whole")[4:]
+        line["rows_digest"] for line in read_metrics(tmp_path / "whole")[4:]
     ]
     model = Path("data", "model", "model.safetensors")
     assert (tmp_path / "longer" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
@@ -560,7 +553,7 @@ def test_longer_rows_extend_the_context_in_generation_export_and_rl(
     exported = json.loads((tmp_path / "export" / "data" / "config.json").read_text())
     assert exported["max_position_embeddings"] == 64
 
-    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": f"What is a {word}?"} for word in WORDS])
+    prompts = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"What is a {word}?"} for word in WORDS])
     rl = {
         "data": [{"path": prompts}],
         "rewards": [{"kind": "length", "target_tokens": 3}],

@@ -21,6 +21,7 @@ from gristmill.train.models.weights import WeightsError, load_model, read_shape,
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
 from gristmill.train.stages import pretrain
+from tests.train.jsonl import read_metrics
 
 SIXES = RowPlan(((0, 0, 6),))
 
@@ -28,10 +29,6 @@ SIXES = RowPlan(((0, 0, 6),))
 @pytest.fixture
 def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_loss_falls_and_metrics_add_up(

@@ -11,6 +11,7 @@ import pytest
 
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, NotProvedError, failures
 from gristmill.train.objectives.sft_objective import AssistantTurns
+from tests.train.jsonl import write_jsonl
 
 GOOD = {
     "loss": 2.0,
@@ -39,11 +40,12 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_con
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 4}, tmp_path / "pretrain")
     path = tmp_path / "sft.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"prompt": f"q {word}", "completion": f"The {word}, and so on."}) + "\n"
+    write_jsonl(
+        path,
+        [
+            {"prompt": f"q {word}", "completion": f"The {word}, and so on."}
             for word in ("json", "text", "file", "name", "list", "code", "line", "type")
-        )
+        ],
     )
     config = {
         "data": [{"path": str(path)}],

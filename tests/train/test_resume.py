@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gristmill.train.loop.metrics_log import TIMINGS
+from tests.train.jsonl import read_metrics, write_jsonl
 
 STEPS = 60
 
@@ -80,11 +81,6 @@ def finish(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the metrics of a training."""
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-
-
 def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop metrics that differ between two runs of the same training."""
     return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
@@ -99,11 +95,12 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Settings whose batches of 7 rows and 3 questions do not divide among 2 or 4 ranks."""
     questions = tmp_path / "questions.jsonl"
-    questions.write_text(
-        "".join(
-            json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": 1}) + "\n"
+    write_jsonl(
+        questions,
+        [
+            {"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": 1}
             for word in ("module", "name", "object")
-        )
+        ],
     )
     tasks = [{"name": "words", "path": str(questions), "kind": "multiple_choice"}]
     return {
@@ -140,7 +137,7 @@ def test_killed_training_resumes_to_the_same_bits(
     assert not (folder / "work" / "result.json").exists()
     assert len(list((folder / "work" / "checkpoints").glob("step-*/complete.json"))) >= 1
     run_stage("pretrain", inputs, config, folder, checkpoint_every=10)
-    assert without_timing(metrics(folder)) == without_timing(metrics(undisturbed))
+    assert without_timing(read_metrics(folder)) == without_timing(read_metrics(undisturbed))
     weights = Path("data", "model", "model.safetensors")
     assert (folder / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
@@ -163,7 +160,7 @@ def test_two_ranks_resumed_as_four_train_alike(
         assert finish(process) == 0, (folder / "log").read_text()
     result = json.loads((folder / "work" / "result.json").read_text())
     assert (result["steps"], result["world_size"]) == (STEPS, 4)
-    ours, theirs = metrics(folder), metrics(undisturbed)
+    ours, theirs = read_metrics(folder), read_metrics(undisturbed)
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for line, expected in zip(ours, theirs, strict=True):
         assert line.get("rows_digest") == expected.get("rows_digest")

@@ -19,6 +19,7 @@ from gristmill.train.models.reward_model import last_tokens, load_reward_model, 
 from gristmill.train.models.weights import WeightsError, load_model
 from gristmill.train.objectives.reward_pairs import reward_loss
 from gristmill.train.stages.reward import scoring_flops_per_token
+from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 
@@ -85,7 +86,7 @@ def config_with(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         for n in range(3)
     ]
     lines.append({**lines[0], "chosen": [{"role": "assistant", "content": "a long story " * 20}]})
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(tmp_path / "pairs.jsonl", lines)
     return {
         "data": [{"path": str(tmp_path / "pairs.jsonl")}],
         "holdout": 0.25,
@@ -104,12 +105,12 @@ def test_training_learns_to_rank_and_records_the_scores_of_the_model(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
     summary = run_stage("reward", start, config_with(tmp_path, average={"decay": 0.5}), tmp_path / "reward")
-    lines = [json.loads(line) for line in (tmp_path / "reward/data/metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "reward")
     assert lines[-1]["loss"] < lines[0]["loss"] / 2
     assert lines[-1]["accuracy"] == 1.0
     assert lines[-1]["margin"] == pytest.approx(lines[-1]["scores/chosen"] - lines[-1]["scores/rejected"])
     assert (summary["too_long_pairs"], summary["training_pairs"] + summary["held_out_pairs"]) == (1, 36)
-    held_out = [json.loads(line) for line in (tmp_path / "reward/data/holdout.jsonl").read_text().splitlines()]
+    held_out = read_jsonl(tmp_path / "reward/data/holdout.jsonl")
     held_out_summary = summary["held_out"]
     assert (
         held_out_summary["accuracy"]["value"]

@@ -29,6 +29,7 @@ from gristmill.train.reinforcement.rewards import RewardModelError
 from gristmill.train.reinforcement.rollout_phase import Actor
 from gristmill.train.reinforcement.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
+from tests.train.jsonl import read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
@@ -59,7 +60,7 @@ def start(
 def rl_config(tmp_path: Path) -> dict[str, Any]:
     """Settings that reward short answers with an "e"."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
+    write_jsonl(path, [{"prompt": word, "answer": word} for word in WORDS])
     return {
         "data": [{"path": str(path)}],
         "rewards": [{"kind": "contains", "text": "e"}],
@@ -79,7 +80,7 @@ def rl_config(tmp_path: Path) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(folder)
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import OwnEngine
 from gristmill.train.reinforcement.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox
+from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken
@@ -51,7 +51,7 @@ def start(tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path: Path
 def plain(tmp_path: Path) -> dict[str, Any]:
     """Settings of a training with a tool."""
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
+    write_jsonl(path, [{"prompt": word, "answer": word} for word in WORDS])
     return {
         "data": [{"path": str(path)}],
         "rewards": [{"kind": "contains", "text": "e"}],
@@ -184,12 +184,7 @@ def test_prompt_offers_the_tools_of_its_record(
 ) -> None:
     path = tmp_path / "described.jsonl"
     tools = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
-    path.write_text(
-        "".join(
-            json.dumps(row) + "\n"
-            for row in ({"prompt": "a", "tools": tools[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": tools})
-        )
-    )
+    write_jsonl(path, ({"prompt": "a", "tools": tools[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": tools}))
     summary = run_stage(
         "rl",
         start,

@@ -18,6 +18,7 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model
 from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
+from tests.train.jsonl import read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code")
 LORA = {"rank": 4, "alpha": 8, "base": "int8", "targets": ["v_proj", "up_proj"]}
@@ -54,19 +55,17 @@ def start(
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "pairs.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
-                    "chosen": [{"role": "assistant", "content": f"A {word}."}],
-                    "rejected": [{"role": "assistant", "content": "I do not know."}],
-                }
-            )
-            + "\n"
+    write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [
+            {
+                "prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
+                "chosen": [{"role": "assistant", "content": f"A {word}."}],
+                "rejected": [{"role": "assistant", "content": "I do not know."}],
+            }
             for word in WORDS
             for n in range(3)
-        )
+        ],
     )
     return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "sequence_length": 64}
 
@@ -120,7 +119,7 @@ def test_reward_model_trains_on_a_quantised_base(
 def test_policy_is_quantised_for_generation_and_training(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in WORDS))
+    write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": word} for word in WORDS])
     config = {
         **TRAINING,
         "data": [{"path": str(tmp_path / "prompts.jsonl")}],
@@ -132,7 +131,7 @@ def test_policy_is_quantised_for_generation_and_training(
         "lora": LORA,
     }
     summary = run_stage("rl", start, config, tmp_path / "rl")
-    lines = [json.loads(line) for line in (tmp_path / "rl/data/metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path / "rl")
     assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
     check_merged_weights(start, tmp_path / "rl" / "data", summary)
     # The saved model gives the answers of the policy, at temperature 0.

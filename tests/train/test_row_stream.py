@@ -38,6 +38,7 @@ from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.sft_objective import AssistantTurns
+from tests.train.jsonl import read_metrics
 
 LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}
@@ -118,7 +119,7 @@ def test_stream_gives_the_rows_that_our_training_records(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", {"mix": mix_folder, "tokenizer": tokenizer_folder}, pretrain_config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     recorded = {line["step"]: line["rows_digest"] for line in lines if "rows_digest" in line}
     assert len(recorded) == 12
     batches = stream(mix_folder, batch_size=6, seed=11, provenance=True)

@@ -18,6 +18,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.rollback import describe_rollback, plan_after
 from gristmill.train.loop.rows_read import rows_read
+from tests.train.jsonl import write_jsonl
 
 RAMP = [{"until_step": 3, "global_batch_size": 2}]
 
@@ -57,9 +58,7 @@ def test_rows_read_equal_those_of_the_steps(
         rollbacks.append(describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number))
     steps_taken = max(1, steps - skipped_steps)
     (tmp_path / "rollbacks.json").write_text(json.dumps(rollbacks))
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps_taken))
-    )
+    write_jsonl(tmp_path / "metrics.jsonl", [{"step": step + 1} for step in range(steps_taken)])
     by_step = rows_by_step(mix, reads, steps_taken, rollbacks)
     in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
     read = rows_read(mix, reads, tmp_path)

@@ -22,12 +22,11 @@ from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import ContentLeftOutError, NothingToTrainError
 from gristmill.train.stages.sft_data import HELD_OUT, GateError, ReplayError
+from tests.train.jsonl import write_jsonl
 
 
 def write(path: Path, count: int, answer: str) -> str:
-    path.write_text(
-        "".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n" for n in range(count))
-    )
+    write_jsonl(path, [{"prompt": f"q {n}", "completion": f"{answer} {n}"} for n in range(count)])
     return str(path)
 
 
@@ -56,7 +55,7 @@ def test_example_whose_calls_are_left_out_is_named(run_stage: Any, inputs_with_t
         for more in ({}, {"tool_calls": [call]})
     ]
     data = tmp_path / "calls.jsonl"
-    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
+    write_jsonl(data, [{"messages": messages} for messages in rows])
     config = {"data": [{"path": str(data)}], "seed": 1, "sequence_length": 64}
     with pytest.raises(ContentLeftOutError, match=r"1 of 2 examples[\s\S]*calls\.jsonl:2[\s\S]*'add'"):
         run_stage("sft_data", inputs, config, tmp_path / "out")
@@ -122,12 +121,8 @@ def test_answers_to_one_prompt_are_on_one_side_of_the_holdout(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "set.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
-            for n in range(12)
-            for answer in ("a", "b", "c")
-        )
+    write_jsonl(
+        path, [{"prompt": f"q {n}", "completion": f"{answer} {n}"} for n in range(12) for answer in ("a", "b", "c")]
     )
     config = {"data": [{"path": str(path)}], "holdout": 0.5, "seed": 5}
     (summary,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
@@ -158,7 +153,7 @@ def test_every_record_is_used_dropped_or_rejected_with_its_reason(
         {"prompt": "<|end|>", "completion": "a"},
         {"prompt": "q2", "completion": "a"},
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
     config = {"data": [{"path": str(path), "max_quarantined": 0.2}]}
     (counts,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
     assert [counts[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
@@ -177,7 +172,7 @@ def test_prepared_examples_are_encoded_and_dropped_ones_counted(
     rows = [{"prompt": f"q {n % 3}", "completion": f"a {n % 3}"} for n in range(5)]
     for name, records in (("twice", rows), ("once", rows[:3])):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+        write_jsonl(tmp_path / name / "set.jsonl", records)
     step = ExampleStep.model_validate({"dedup": {"minhash": None, "index": False}})
     data = [{"path": str(tmp_path / "twice" / "set.jsonl")}]
     (tmp_path / "work").mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import gristmill
+from tests.train.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +185,7 @@ def test_examples_of_parts_give_the_promised_results(mix_folder: Path, tmp_path:
     assert names["schedulers"][0].get_last_lr()[0] == pytest.approx(0.02 * 2 / 5)
     losses = [line["loss"] for line in names["found"]["metrics"]]
     assert (len(losses), names["found"]["steps"]) == (3, 3)
-    trained = [json.loads(line) for line in (tmp_path / "trained" / "metrics.jsonl").read_text().splitlines()]
+    trained = read_jsonl(tmp_path / "trained" / "metrics.jsonl")
     assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
     assert trained[-1]["loss"] < trained[0]["loss"]
     page = (DOCS / "parts.md").read_text()

@@ -35,6 +35,7 @@ from gristmill.train.evaluation.tasks import TaskError
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import save_model
+from tests.train.jsonl import write_jsonl
 
 WORDS = "module class return value text width indent line self import raise error string list yield".split()
 Item = Mapping[str, Any]
@@ -76,7 +77,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, task in enumerate(known_suites()["core22"].tasks):
         path = folder / task.file
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(item) + "\n" for item in make_items(task.kind, 14, number)))
+        write_jsonl(path, make_items(task.kind, 14, number))
     return folder
 
 

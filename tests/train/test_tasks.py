@@ -28,6 +28,7 @@ from gristmill.train.evaluation.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from tests.train.jsonl import write_jsonl
 
 QUESTIONS = [
     {"question": "What is close to one?", "options": ["two", "a hundred"], "answer": 0, "note": "n"},
@@ -52,7 +53,7 @@ def task(path: Path, **settings: Any) -> Task:
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    write_jsonl(path, QUESTIONS)
     return path
 
 

@@ -32,6 +32,7 @@ from gristmill.train.reinforcement.tools.call_format import Call, CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox, ToolError
 from tests.dataprep.test_by_words import WORDS, plain_bm25
 from tests.needs_sandbox import skip_without_sandbox
+from tests.train.jsonl import write_jsonl
 
 LLAMA = """\
 {%- if tools -%}{{ 'Tools: ' + tools | tojson + '<|end|>' }}{%- endif -%}
@@ -440,7 +441,7 @@ def test_search_returns_the_best_documents(tmp_path: Path) -> None:
         {"text": "Bread is baked of corn."},
         {"text": "The sea is wide."},
     ]
-    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "facts.jsonl", rows)
     search = {"search": {"path": str(tmp_path / "facts.jsonl"), "top": 2}}
     box = Toolbox(tools_of(search), {})
     calls = [(Call("search", {"query": query}), box.names) for query in ("who grinds corn", "moon")]

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
 from gristmill.train.loop.rows_read import READS
+from tests.train.jsonl import read_metrics, write_jsonl
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {"sft": {*Tuning.model_fields, READS}, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
@@ -195,32 +196,28 @@ def with_prepared_rows(job: dict[str, Any], prepared: Path) -> dict[str, Any]:
 def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict[str, Path]:
     """Write conversations and pairs, and return inputs of the pre-training."""
     words = ("json", "text", "file", "name", "list", "code", "line")
-    (folder / "sft.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "messages": [
-                        {"role": "user", "content": word},
-                        {"role": "assistant", "content": f"A {word}, {'so ' * number}."},
-                    ]
-                }
-            )
-            + "\n"
+    write_jsonl(
+        folder / "sft.jsonl",
+        [
+            {
+                "messages": [
+                    {"role": "user", "content": word},
+                    {"role": "assistant", "content": f"A {word}, {'so ' * number}."},
+                ]
+            }
             for number, word in enumerate(words)
-        )
+        ],
     )
-    (folder / "dpo.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "prompt": [{"role": "user", "content": word}],
-                    "chosen": [{"role": "assistant", "content": "yes " * number}],
-                    "rejected": [{"role": "assistant", "content": "no"}],
-                }
-            )
-            + "\n"
+    write_jsonl(
+        folder / "dpo.jsonl",
+        [
+            {
+                "prompt": [{"role": "user", "content": word}],
+                "chosen": [{"role": "assistant", "content": "yes " * number}],
+                "rejected": [{"role": "assistant", "content": "no"}],
+            }
             for number, word in enumerate(words, 1)
-        )
+        ],
     )
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
@@ -238,11 +235,6 @@ def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
         cwd=ROOT,
     )
     assert process.returncode == 0, process.stderr[-6000:]
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """Lines of the metrics of a training."""
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -263,7 +255,7 @@ def test_two_processes_tune_like_one(
     jobs_of_two = [with_prepared_rows(job, tmp_path / "one") for job in (*jobs, *tensor_parallel_jobs(jobs))]
     run_on_two(jobs_of_two, tmp_path)
     for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "reward split", "taught", "rl", "rl split"):
-        ours, theirs = map(metrics_of, (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
+        ours, theirs = map(read_metrics, (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
         assert len(ours) == len(theirs) == 3
         if name.startswith("rl"):  # both draw the same answers
             assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
@@ -323,7 +315,7 @@ def test_two_processes_share_a_quantised_model_with_equal_results(
     tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]
     assert tables[0].equals(tables[1])
     for name, stage in (("adapters", "sft"), ("rl", "rl")):
-        ours, theirs = map(metrics_of, (tmp_path / "two" / name, tmp_path / "one" / name))
+        ours, theirs = map(read_metrics, (tmp_path / "two" / name, tmp_path / "one" / name))
         for line, expected in zip(ours, theirs, strict=True):
             assert line["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
             assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3, abs=1e-5)

@@ -24,6 +24,7 @@ from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.throughput import Profiler
 from gristmill.train.stages import pretrain
+from tests.train.jsonl import read_metrics
 
 
 class FakeRun:
@@ -196,7 +197,7 @@ def test_losses_equal_recorded_ones(one_process: None, synthetic: dict[str, Path
     )
     context.work.mkdir()
     pretrain.run(synthetic, config, tmp_path / "data", context)
-    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(tmp_path)
     assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(GOLDEN_LOSSES[kind], rel=5e-5)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
