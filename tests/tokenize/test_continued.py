@@ -89,7 +89,7 @@ def test_continued_set_keeps_the_rows_read_and_fills_the_remainder_by_the_new_we
     )
     after.verify(deep=True)
     assert after.rows == before.rows
-    for seed in (SEED, 5):  # what was read is settled, whatever seed reads the rest
+    for seed in (SEED, 5):  # rows already read do not depend on the seed
         assert np.array_equal(tokens_read(after, np.arange(READ), seed), tokens_read(before, np.arange(READ)))
     read = after.order(SEED).rows(np.arange(after.rows))
     assert sorted(read.tolist()) == list(range(after.rows))
@@ -251,7 +251,7 @@ def test_impossible_continuation_is_rejected(module_stages: Any, prepared: dict[
 def test_row_numbers_follow_the_training_order_for_any_chain_of_phases(
     phases: list[list[int]], mix_seed: int, seed: int, data: st.DataObject
 ) -> None:
-    """Rows of a source, by number, are what the training reads of it in turn; kept ones are its first positions."""
+    """Row numbers of a source follow its training order, and kept rows are its first positions."""
     names, before, orders_before = ("a", "b", "c"), None, ()
     tables = tuple(map(tuple, phases))
     for _ in range(2):

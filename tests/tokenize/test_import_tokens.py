@@ -152,7 +152,7 @@ def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compre
 
 
 def test_megatron_documents_follow_the_index(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
-    """A document of two sequences is one; the end of text behind a document is none of its tokens; empty ones count."""
+    """Documents may have two sequences or none, and do not include the end of text after them."""
     first, second, third, fourth = draw_documents(1, 4, end)
     write_megatron(tmp_path / "a", [first, [*second, end], [], [*third, end], fourth], [0, 2, 3, 4, 5])
     summary, documents, warnings = imported(
@@ -274,7 +274,7 @@ def test_id_outside_the_vocabulary_is_rejected_with_its_position(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
     write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
-    # Two tokens and the end of text before each document, behind a header of 1,024 bytes.
+    # Two tokens and the end of text before each document, after a header of 1,024 bytes.
     with pytest.raises(
         Exception,
         match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
@@ -339,7 +339,7 @@ def test_files_changed_after_planning_are_rejected(module_stages: Any, prepared:
 def test_documents_do_not_depend_on_part_size(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part holds whole documents; what all parts hold together does not depend on their size."""
+    """Parts hold whole documents, and their size does not change the documents."""
     documents = draw_documents(13, 50, end)
     for number in range(3):
         write_llmc(tmp_path / f"{number}.bin", documents[number::3], end)

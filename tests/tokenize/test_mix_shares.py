@@ -134,7 +134,7 @@ def test_alpha_weights_follow_available_tokens(module_stages: Any, prepared: dic
 def test_shortfall_is_redistributed_to_other_sources_and_reported(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    """Code may give 160 tokens, 10 rows, of the 50 that its weight asks for; the other 40 go 3 : 1 to the others."""
+    """Code is limited to 10 rows of 16 tokens instead of 50; the other 40 go 3 : 1 to web and books."""
     weights = {"web": 3, "books": 1, "code": 4}
     limited = {"code": {"max_tokens": 170}}
     with pytest.raises(MixError, match=r"code: weight 4 .* 800 tokens.* max_tokens 170 is 160"):
@@ -159,7 +159,7 @@ def test_unweighted_source_gives_no_row_and_a_warning(module_stages: Any, prepar
 
 
 def test_documents_are_repeated_by_their_cluster_size(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """Clusters of 0 to 9 pages: those of 0 are left out, the others are read once to four times per epoch."""
+    """Of clusters of 0 to 9 pages, empty ones are skipped and others read once to four times per epoch."""
     sources = {"web": {"epochs": "min(cluster_size, 4)"}}
     summary, packed = mix(module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=1600)
     tokens = summary["realised"]["web"]["available_tokens"]

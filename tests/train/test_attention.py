@@ -112,6 +112,6 @@ def test_hopper_kernels_are_chosen_while_compiling(monkeypatch: pytest.MonkeyPat
 
 def test_query_of_the_device_is_marked_as_constant_like_by_pytorch() -> None:
     def marked() -> None:
-        """Nothing."""
+        """Empty function."""
 
     assert vars(torch.compiler.assume_constant_result(marked)) == vars(attention._is_hopper)

@@ -33,7 +33,7 @@ def test_unknown_prompts_come_in_order() -> None:
 
 
 def test_prompts_that_all_or_no_answers_pass_are_skipped() -> None:
-    """Five of ten prompts are chosen next: those of the second epoch that are neither too hard nor too easy."""
+    """The second epoch chooses the five of ten prompts that are neither too hard nor too easy."""
     prompts = choice(again=0.0)
     first = prompts.choose(10).tolist()
     prompts.learn(first, torch.tensor([0.0, 1.0, 0.5, 0.25, 0.0, 1.0, 0.75, 0.5, 0.5, 0.0]))

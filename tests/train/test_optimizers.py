@@ -66,7 +66,7 @@ def run_steps(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_skipped_update_leaves_weights_moments_and_step_counts_unchanged(kind: str) -> None:
-    """Also before the first step, when there are no moments yet."""
+    """This includes the first step, before moments exist."""
     (undisturbed, first), (disturbed, second) = run_steps(kind, 4), run_steps(kind, 4, held_back=(0, 2))
     for a, b in zip(undisturbed.parameters(), disturbed.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -223,7 +223,7 @@ def write_inputs(tokenizer_folder: Path, mix_folder: Path, folder: Path) -> dict
 
 
 def run_on_two(jobs: list[dict[str, Any]], folder: Path) -> None:
-    """Run stages one after the other on two processes."""
+    """Run stages in sequence on two processes."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     process = subprocess.run(
         [sys.executable, "-m", WORKER, "2", str(folder / "jobs.json")],
