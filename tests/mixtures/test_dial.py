@@ -111,7 +111,7 @@ def test_fingerprint_depends_on_derived_values_only() -> None:
         ("size: 1x", "pretrain.size"),
         ("depth: 0", "pretrain.depth: input should be greater than 0"),
         ("size: 1m, model: {preset: llama-1m}", "model.preset"),
-        ("size: 1m, optimizer: {kind: lion}", "lion; give optimizer.learning_rate"),
+        ("size: 1m, optimizer: {kind: lion}", "set optimizer.learning_rate"),
         ("size: 1m, model: {head_width: 0}", "head_width"),
         ("size: 1m, steps: 0", "pretrain.steps: input should be greater than 0"),
     ],

@@ -41,7 +41,7 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"rewards": []}, "at least 1 item"),
         ({"kl_estimator": "k1", "kl_correction": False}, "kl_correction"),
         ({"optimizer": {"kind": "sophia"}}, "sophia"),
-        ({"schedule": {"warmup_tokens": 100}}, "give warmup_steps"),
+        ({"schedule": {"warmup_tokens": 100}}, "warmup_steps"),
         ({"spikes": {"rollback_after": 2}}, "rollback_after"),
         ({"tools": ["calculator", {"python": {}, "name": "calculator"}]}, "rl.tools: two are called calculator"),
         ({"curriculum": {}, "algorithm": "ppo", "group_size": 1}, "needs a group_size of 2 or more"),

@@ -155,7 +155,7 @@ metadata: {{version: 1.0}}
 @pytest.fixture(scope="module")
 def our_summary(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], dict[str, Any]]:
     reader = open_reader(load_model(exported), exported)
-    folder = tmp_path_factory.mktemp("our_summary")
+    folder = tmp_path_factory.mktemp("ours")
 
     def ask(settings: dict[str, Any]) -> dict[str, Any]:
         items = settings.pop("items")

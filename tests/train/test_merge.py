@@ -80,7 +80,7 @@ def test_manifest_must_keep_the_checkpoints_to_merge(tmp_path: Path) -> None:
     merge = {"last": 3, "every": 20}
     assert "merge: of the" not in problems(merge={**merge, "weights": [1]})
     assert "merge: last: 5 checkpoints, 20 steps apart" in problems(merge={"last": 5, "every": 20})
-    assert "export" in problems(merge=merge, export={"weights": "average"})
+    assert "export.weights" in problems(merge=merge, export={"weights": "average"})
     given_model = {"pretrain": None, "model": {"path": "given"}, "sources": None, "mix": None, "tokenizer": None}
     assert "`pretrain:`" in problems(merge=merge, **given_model)
     manifest = parse_manifest(

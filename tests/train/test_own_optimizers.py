@@ -76,9 +76,9 @@ MY_ADAM = own_section("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 
 def test_reimplemented_adamw_trains_like_the_built_in_one(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own_section")
+    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own")
     run_stage("pretrain", inputs, configured(ADAM), tmp_path / "built-in")
-    ours, theirs = lines(tmp_path / "own_section"), lines(tmp_path / "built-in")
+    ours, theirs = lines(tmp_path / "own"), lines(tmp_path / "built-in")
     assert [line["learning_rate"] for line in ours] == [line["learning_rate"] for line in theirs]
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
 

@@ -369,8 +369,8 @@ def test_reward_with_turns_receives_the_messages_of_each_answer(tmp_path: Path) 
         use = take_code(Own.model_validate({"use": f"./own.py:{name}"}).use, tmp_path)
         return own_reward(OwnReward.model_validate({"use": use.by_value()}))(["q"], ["a"], {}, **more)
 
-    assert rewards("parsed_calls", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
-    assert rewards("parsed_calls") == [1.0]
+    assert rewards("called", turns=[[{"role": "assistant"}, {"role": "tool"}, {"role": "assistant"}]]) == [3.0]
+    assert rewards("called") == [1.0]
     assert rewards("as_in_trl") == [1.0]  # the prompts, as in TRL
 
 
