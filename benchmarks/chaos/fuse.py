@@ -115,14 +115,12 @@ class Fuse:
             os.close(sink)
 
     def _burn(self) -> None:
-        if self.late_seconds:
-            threading.Thread(target=self._burn_late, daemon=True).start()
-        else:
+        if not self.late_seconds:
             self._do()
-
-    def _burn_late(self) -> None:
-        time.sleep(self.late_seconds)
-        self._do()
+            return
+        timer = threading.Timer(self.late_seconds, self._do)
+        timer.daemon = True
+        timer.start()
 
     def _do(self) -> None:
         flow = int(os.environ[FLOW_VARIABLE])

@@ -113,23 +113,24 @@ def rows() -> Iterator[Row]:
     for disguise in DISGUISES:
         for set_name in dict.fromkeys(filter(None, corpus.sets)):
             leaks = (disguises == disguise) & (sets == set_name)
-            yield _share_row(f"leaks found, {set_name}: {disguise}", ours[leaks], peer[leaks])
+            yield share_row(f"leaks found, {set_name}: {disguise}", ours[leaks], peer[leaks])
     for kind in ("clean", *QUOTATIONS):
-        yield _share_row(f"innocent kept: {kind}", ~ours[disguises == kind], ~peer[disguises == kind])
+        yield share_row(f"innocent kept: {kind}", ~ours[disguises == kind], ~peer[disguises == kind])
     is_leak, is_clean = sets != "", disguises == "clean"
-    yield _share_row("share of dropped documents that are leaks", is_leak[ours], is_leak[peer])
-    yield _candidate_row(section, ours, peer, is_leak, is_clean)
+    yield share_row("share of dropped documents that are leaks", is_leak[ours], is_leak[peer])
+    yield candidate_row(section, ours, peer, is_leak, is_clean)
     for ngram, share in CHOICES:
         candidate = section.model_copy(update={"ngram": ngram, "max_contamination": share})
-        yield _candidate_row(candidate, judge(corpus, candidate), peer, is_leak, is_clean)
+        yield candidate_row(candidate, judge(corpus, candidate), peer, is_leak, is_clean)
 
 
-def _share_row(name: str, ours: np.ndarray, peer: np.ndarray) -> Row:
+def share_row(name: str, ours: np.ndarray, peer: np.ndarray) -> Row:
+    """Return the shares of marked documents."""
     note = f"{len(ours)} documents; peer: any {PEER_NGRAM}-gram drops"
     return row(name, float(ours.mean()), float(peer.mean()), "share", note)
 
 
-def _candidate_row(
+def candidate_row(
     section: Decontaminate, ours: np.ndarray, peer: np.ndarray, is_leak: np.ndarray, is_clean: np.ndarray
 ) -> Row:
     """Measure recall over all leaks; the note has the false positives among clean documents."""
@@ -138,7 +139,7 @@ def _candidate_row(
         f"{int(is_leak.sum())} leaks; clean documents dropped: {int(ours[is_clean].sum())} of "
         f"{int(is_clean.sum())}, by the peer {int(peer[is_clean].sum())}"
     )
-    return replace(_share_row(name, ours[is_leak], peer[is_leak]), note=note)
+    return replace(share_row(name, ours[is_leak], peer[is_leak]), note=note)
 
 
 def judge(corpus: Corpus, section: Decontaminate) -> np.ndarray:

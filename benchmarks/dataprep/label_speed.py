@@ -57,11 +57,11 @@ def rows() -> Iterator[Row]:
     texts = {"": library_texts(DOCUMENTS // 2) + documentation(DOCUMENTS // 2), **more_texts(folder)}
     fasttext_model = fasttext.load_model(path)
     for name, corpus in texts.items():
-        yield from _language_rows(name, corpus, path, fasttext_model, section)
-    yield _thread_row(texts.get(", English", texts[""]), path, section)
-    yield _stage_row(texts.get(", English", texts[""]), path, section)
+        yield from language_rows(name, corpus, path, fasttext_model, section)
+    yield thread_row(texts.get(", English", texts[""]), path, section)
+    yield stage_row(texts.get(", English", texts[""]), path, section)
     if (folder / "quality").exists():
-        yield from _classifier_rows(folder)
+        yield from classifier_rows(folder)
 
 
 def more_texts(folder: Path) -> dict[str, list[str]]:
@@ -82,7 +82,7 @@ def more_texts(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def _language_rows(
+def language_rows(
     name: str, texts: Sequence[str], path: str, fasttext_model: Any, section: LanguageId
 ) -> Iterator[Row]:
     """Measure documents as `langid` does: with their words in the cache, and with an empty cache."""
@@ -108,7 +108,8 @@ def look(model: Predictor, section: LanguageId, texts: pa.Array) -> Any:
     return measure(model, section, wanted_languages(section), texts)
 
 
-def _thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
+def thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
+    """Measure two threads against one."""
     array, model = pa.array(texts, pa.large_string()), KernelPredictor(*read_model(Path(path)))
     parts = [array.slice(start, 500) for start in range(0, len(array), 500)] * 4
     with ThreadPoolExecutor(2) as threads:
@@ -119,7 +120,7 @@ def _thread_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
     return row("langid, two threads against one", size / ours, size / peer, "MB/s")
 
 
-def _stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
+def stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
     """Measure the stage on a shard, reading and writing, against its texts alone; in MB of all text."""
     all_texts = list(texts) * SHARD_TIMES
     array = pa.array(all_texts, pa.large_string())
@@ -143,7 +144,7 @@ def _stage_row(texts: Sequence[str], path: str, section: LanguageId) -> Row:
     return row("langid_stage_vs_kernel", size / ours, size / peer, "MB/s", "one worker; peer: the texts measured alone")
 
 
-def _classifier_rows(folder: Path) -> Iterator[Row]:
+def classifier_rows(folder: Path) -> Iterator[Row]:
     """Measure documents as `quality` does, by classifiers that learnt from prose and headlines."""
     good, bad = read_good(folder / "text"), read_headlines(folder / "quality" / "clickbait_data.gz")
     section = Classifier(positive=("good",), negative=("bad",))
@@ -156,10 +157,11 @@ def _classifier_rows(folder: Path) -> Iterator[Row]:
         for name, options in CLASSIFIERS.items():
             settings = {"dim": 32, "wordNgrams": 2, "bucket": 100_000, "epoch": 1, **options}
             fasttext.train_supervised(str(examples), thread=12, verbose=0, **settings).save_model(str(path))
-            yield _classifier_row(name, path, texts, section)
+            yield classifier_row(name, path, texts, section)
 
 
-def _classifier_row(name: str, path: Path, texts: Sequence[str], section: Classifier) -> Row:
+def classifier_row(name: str, path: Path, texts: Sequence[str], section: Classifier) -> Row:
+    """Measure a classifier."""
     model, fasttext_model = KernelPredictor(*read_model(path)), fasttext.load_model(str(path))
     lines, array = [as_line(text, section) for text in texts], pa.array(texts, pa.large_string())
     score_texts(model, array, section)

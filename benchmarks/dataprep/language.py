@@ -59,13 +59,13 @@ def rows() -> Iterator[Row]:
     lines = [Sample(language, line) for language, text in documents for line in text.split("\n") if line.strip()]
     sentences = [sample for sample in read_sentences(folder / "whatlang_examples.json") if sample.language in known]
     section = LanguageId()
-    yield from _document_rows(model, documents, section)
-    yield from _line_rows(model, "line", lines, section)
-    yield from _line_rows(model, "sentence", sentences, section)
-    yield from _weakest_rows(model, lines)
+    yield from document_rows(model, documents, section)
+    yield from line_rows(model, "line", lines, section)
+    yield from line_rows(model, "sentence", sentences, section)
+    yield from weakest_rows(model, lines)
 
 
-def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
+def weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
     """Measure recall of single lines in languages that a small model knows little of, beside English lines."""
     recalls = {}
     for language in ("en", *WEAK):
@@ -79,7 +79,8 @@ def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
             )
 
 
-def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+def document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+    """Measure whole documents."""
     truth = [sample.language for sample in documents]
     predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in documents])
     fused, _ = _identify(model, [view(text, section.max_characters, newlines="delete") for _, text in documents])
@@ -96,7 +97,8 @@ def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId)
     )
 
 
-def _line_rows(model: Any, unit: str, samples: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+def line_rows(model: Any, unit: str, samples: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+    """Measure single lines or sentences."""
     truth = [sample.language for sample in samples]
     predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in samples])
     is_long = np.array([len(text.strip()) >= section.min_line_characters for _, text in samples])

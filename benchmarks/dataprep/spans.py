@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +41,12 @@ def rows() -> Iterator[Row]:
     """Measure MB of UTF-8 per second."""
     texts = library_texts(DOCUMENTS // 2) + documentation(DOCUMENTS // 2)
     random.Random(0).shuffle(texts)
-    yield compare("lines to keys, against MD5 in plain Python", texts, _lines, lines_in_python)
+    yield compare(
+        "lines to keys, against MD5 in plain Python",
+        texts,
+        lambda array: find_units(array, "line", lower=True),
+        lines_in_python,
+    )
     items = [" ".join(text.split()[:ITEM_WORDS]) for text in library_texts(ITEMS)[::2]]
     index = build_index(pa.array(items, pa.large_string()), NGRAM, MIN_WORDS)
     leaked = {ngram for item in items for ngram in word_ngrams(item, NGRAM)}
@@ -53,10 +57,6 @@ def rows() -> Iterator[Row]:
         partial(ngrams_in_python, leaked=leaked),
     )
     yield substrings(library_texts(PASSAGE_DOCUMENTS // 2) + documentation(PASSAGE_DOCUMENTS // 2))
-
-
-def _lines(texts: pa.Array) -> Any:
-    return find_units(texts, "line", lower=True)
 
 
 def lines_in_python(texts: Sequence[str]) -> list[list[bytes]]:

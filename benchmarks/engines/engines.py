@@ -42,10 +42,11 @@ def rows() -> Iterator[Row]:
         run_stages(manifest, folder / "warm", workers=1)  # compiles kernels
         local = timed(lambda: run_stages(manifest, folder / "local", workers=1))
         for name in ENGINES:
-            yield from _engine_rows(name, manifest, folder / name, local)
+            yield from engine_rows(name, manifest, folder / name, local)
 
 
-def _engine_rows(name: str, manifest: Path, folder: Path, local: Run) -> Iterator[Row]:
+def engine_rows(name: str, manifest: Path, folder: Path, local: Run) -> Iterator[Row]:
+    """Measure an engine."""
     folder.mkdir()
     kill_file = manifest.with_name("kill")
 

@@ -57,16 +57,16 @@ def rows() -> Iterator[Row]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         english, source, multilingual = books(), code(), languages()
-        yield from _measure("english", english, GPT2, cold=True)
-        yield from _measure("english_llama3", english, LLAMA3, cold=True)
-        yield from _measure("english_metaspace", english, METASPACE)
-        yield from _measure("code", source, GPT2, cold=True)
-        yield from _measure("code_llama3", source, LLAMA3)
-        yield from _measure("multilingual", multilingual, GPT2, cold=True)
-        yield _worst_language()
-        yield _scan("english", english)
-        yield _scan("multilingual", multilingual)
-        yield from _stage(english)
+        yield from text_rows("english", english, GPT2, cold=True)
+        yield from text_rows("english_llama3", english, LLAMA3, cold=True)
+        yield from text_rows("english_metaspace", english, METASPACE)
+        yield from text_rows("code", source, GPT2, cold=True)
+        yield from text_rows("code_llama3", source, LLAMA3)
+        yield from text_rows("multilingual", multilingual, GPT2, cold=True)
+        yield worst_language_row()
+        yield scan_row("english", english)
+        yield scan_row("multilingual", multilingual)
+        yield from stage_rows(english)
     finally:
         os.environ.pop("TOKENIZERS_PARALLELISM")
         if before is not None:
@@ -75,7 +75,7 @@ def rows() -> Iterator[Row]:
 
 def floor_rows() -> Iterator[Row]:
     """Measure English alone, on less text."""
-    yield from _measure("documentation", documentation(FLOOR_PIECES), GPT2)
+    yield from text_rows("documentation", documentation(FLOOR_PIECES), GPT2)
 
 
 class Corpus(NamedTuple):
@@ -97,7 +97,8 @@ class Corpus(NamedTuple):
     megabytes: float
 
 
-def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) -> Iterator[Row]:
+def text_rows(name: str, texts: Sequence[str], pattern: str, cold: bool = False) -> Iterator[Row]:
+    """Measure a kind of text against each peer."""
     if not texts:
         yield row(f"encode_{name}_vs_tokenizers", None, None, "MB/s", MISSING)
         return
@@ -120,9 +121,9 @@ def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) 
     ours = _rate(corpus.megabytes, lambda: [*map(encoder.encode, corpus.measured)])
     # 115 on documentation, 2026-11-24 19:41, 2 busy cores; least of other text 22, the same day, load 1.
     yield row(f"encode_{name}_vs_tokenizers", ours, library, "MB/s", floor=18)
-    yield _against_gigatoken(corpus)
+    yield gigatoken_row(corpus)
     if pattern != METASPACE:
-        yield _against_tiktoken(name, tokenizer, pattern, library_texts, ours)
+        yield tiktoken_row(name, tokenizer, pattern, library_texts, ours)
 
 
 def _batches(texts: Sequence[str]) -> list[pa.Array]:
@@ -154,10 +155,10 @@ def _learn_sentencepiece(texts: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def _against_gigatoken(corpus: Corpus) -> Row:
+def gigatoken_row(corpus: Corpus) -> Row:
     """Measure the faster of gigatoken's calls, with lists of texts or arrays of text, beside ours as in the stage.
 
-    The stage has found characters that only gigatoken knows while it counted (`_scan`); the note has the ratio with a
+    The stage has found characters that only gigatoken knows while it counted (`scan_row`); the note has the ratio with a
     search of our own. All sides have their input ready, and have encoded the same texts.
     """
     import awkward as ak
@@ -194,7 +195,8 @@ def _against_gigatoken(corpus: Corpus) -> Row:
     return row(f"encode_{corpus.name}_vs_gigatoken", *rates, "MB/s", note, floor=0.85)
 
 
-def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[str], ours: float) -> Row:
+def tiktoken_row(name: str, tokenizer: Any, pattern: str, texts: Sequence[str], ours: float) -> Row:
+    """Measure tiktoken with the same merges."""
     try:
         import tiktoken
     except ImportError:
@@ -210,7 +212,7 @@ def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[s
     return row(f"encode_{name}_vs_tiktoken", ours, peer, "MB/s")
 
 
-def _worst_language() -> Row:
+def worst_language_row() -> Row:
     """Measure the lowest ratio of all languages, of prose and of words that never occur twice; ours with no memory."""
     name = "encode_worst_language_vs_tokenizers"
     all_texts = declarations()
@@ -241,7 +243,7 @@ def _worst_language() -> Row:
     return replace(rows_by_language[worst], note=note)
 
 
-def _scan(name: str, texts: Sequence[str]) -> Row:
+def scan_row(name: str, texts: Sequence[str]) -> Row:
     """Measure the scan beside encoding, against the part of it that Arrow does: validity of UTF-8."""
     if not texts:
         return row(f"scan_{name}_vs_arrow", None, None, "MB/s", MISSING)
@@ -259,7 +261,7 @@ def _scan(name: str, texts: Sequence[str]) -> Row:
     return row(f"scan_{name}_vs_arrow", megabytes / ours, megabytes / peer, "MB/s", note)
 
 
-def _stage(texts: Sequence[str]) -> Iterator[Row]:
+def stage_rows(texts: Sequence[str]) -> Iterator[Row]:
     """Measure a worker's part of the stage `tokenize`, from Parquet to files of tokens, against encoding alone: by
     processor time of both of its threads, and by the clock, since it reads and encodes at the same time.
 

@@ -62,17 +62,17 @@ MEGA = 1e6
 def rows() -> Iterator[Row]:
     """Measure parts of a mixture, packing, and a whole mixture."""
     with tempfile.TemporaryDirectory() as folder:
-        yield _gathering()
-        yield _rearranging()
-        yield _mixing(Path(folder))
-        yield from _reading(Path(folder))
-        yield _ordering()
-        yield _encoding(Path(folder))
+        yield gathering_row()
+        yield rearranging_row()
+        yield shard_row(Path(folder))
+        yield from reading_rows(Path(folder))
+        yield ordering_row()
+        yield batches_row(Path(folder))
     yield from packing_rows()
     yield from remixing_rows()
 
 
-def _gathering() -> Row:
+def gathering_row() -> Row:
     """Measure copying the pieces of a shard from the order of their origin into its rows, against a plain copy."""
     rng = np.random.default_rng(4)
     flat = rng.integers(0, VOCAB, ROWS * LENGTH, dtype=np.uint16)
@@ -91,7 +91,7 @@ def _gathering() -> Row:
     )
 
 
-def _rearranging() -> Row:
+def rearranging_row() -> Row:
     """Measure rearranging documents for fill-in-the-middle, against `permute` of BigCode's Megatron-LM at the same cuts.
 
     The peer is its arithmetic on tokens (megatron/data/gpt_dataset.py), without decoding and encoding text.
@@ -144,7 +144,7 @@ def _rearranging() -> Row:
     )
 
 
-def _mixing(folder: Path) -> Row:
+def shard_row(folder: Path) -> Row:
     """Measure a whole shard (cut, placed, gathered, written with its pieces, hashed), against writing its bytes alone."""
     rng = np.random.default_rng(0)
     number = ROWS * LENGTH // MEAN_DOCUMENT_TOKENS
@@ -194,7 +194,7 @@ def _mixing(folder: Path) -> Row:
     return row("mix: a shard with its pieces", ours, _rate(size, write), "MB/s write")
 
 
-def _reading(folder: Path) -> Iterator[Row]:
+def reading_rows(folder: Path) -> Iterator[Row]:
     """Measure batches in training order, widened to int64, against a sequential copy that widens, too."""
     tokens = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH))
     write_packed_set(folder / "set", tokens, {"a": ROWS * 3 // 4, "b": ROWS // 4}, TOKENIZER)
@@ -220,7 +220,7 @@ def _reading(folder: Path) -> Iterator[Row]:
     yield row("stream: shuffled batches, order known", _rate(size, read), peer, "MB/s copy")
 
 
-def _ordering() -> Row:
+def ordering_row() -> Row:
     """Measure a computed shuffled order of a billion rows, against numpy's shuffle of a million."""
     order, number, rng = Order([700_000_000, 300_000_000], 7), 1_000_000, np.random.default_rng(2)
     ours = _rate(number, lambda: order.span(0, number))
@@ -228,7 +228,7 @@ def _ordering() -> Row:
     return row("order: positions computed", ours, peer, "M/s shuffle")
 
 
-def _encoding(folder: Path) -> Row:
+def batches_row(folder: Path) -> Row:
     """Measure documents in batches against one by one, with the same tokenizer."""
     rng = np.random.default_rng(3)
     letters = np.frombuffer(b"etaoinshrdlu", dtype=np.uint8)

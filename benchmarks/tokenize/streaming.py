@@ -71,8 +71,8 @@ def rows() -> Iterator[Row]:
         ahead, peer = fastest(REPEATS, lambda: read_batches(packed, 0, threads=READING_THREADS), plain)
         note = f"ours with {READING_THREADS} threads, the loop with none"
         yield row("stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s", note)
-        yield from _against_mosaic(folder, total / ours, memory)
-        yield _order_at_hand()
+        yield from mosaic_rows(folder, total / ours, memory)
+        yield order_row()
 
 
 def floor_rows() -> Iterator[Row]:
@@ -165,7 +165,8 @@ class Measured(NamedTuple):
         return row(self.name, self.ours, peer_value, self.unit, self.note)
 
 
-def _against_mosaic(folder: Path, rate: float, memory: int) -> Iterator[Row]:
+def mosaic_rows(folder: Path, rate: float, memory: int) -> Iterator[Row]:
+    """Measure MosaicML Streaming, if it is installed."""
     (start,) = fastest(REPEATS, lambda: read_epoch(folder, 0, 1))
     (resume,) = fastest(REPEATS, lambda: read_epoch(folder, RESUMED_STEP, 1))
     start_note = f"ours takes {start:.4f} s to the first batch"
@@ -211,7 +212,7 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
     return measurements
 
 
-def _order_at_hand() -> Row:
+def order_row() -> Row:
     """Measure the first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
     positions, seeds = np.arange(BATCH), iter(range(10 * REPEATS))
     counts = [HUGE_ROWS * 3 // 4, HUGE_ROWS // 4]

@@ -50,10 +50,11 @@ def rows() -> Iterator[Row]:
     """Measure seconds of a query, and the rate of making the index, at each size."""
     for size in SIZES:
         with tempfile.TemporaryDirectory() as name:
-            yield from _of_size(Path(name), size)
+            yield from size_rows(Path(name), size)
 
 
-def _of_size(folder: Path, size: int) -> Iterator[Row]:
+def size_rows(folder: Path, size: int) -> Iterator[Row]:
+    """Measure a set of one size."""
     rng = np.random.default_rng(size)
     tokens = _draw(rng, size)
     write_packed_set(folder / "set", tokens, {"all": len(tokens)}, TOKENIZER)

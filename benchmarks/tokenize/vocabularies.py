@@ -43,11 +43,12 @@ def rows() -> Iterator[Row]:
             yield row(f"train_bpe_{kind}_vs_gigatoken", None, None, "MB/s", "the public test data is not here")
             continue
         for size in SIZES:
-            yield from _against_gigatoken(kind, size)
-        yield from _models(kind)
+            yield from gigatoken_rows(kind, size)
+        yield from model_rows(kind)
 
 
-def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
+def gigatoken_rows(kind: str, size: int) -> Iterator[Row]:
+    """Measure our trainer against gigatoken's."""
     name = f"train_bpe_{kind}_{size // 1000}k_vs_gigatoken"
     ours, peer = in_process(kind, "bpe", size), in_process(kind, "gigatoken", size)
     if peer is None:
@@ -65,7 +66,8 @@ def _against_gigatoken(kind: str, size: int) -> Iterator[Row]:
     yield row(f"{name}: memory", ours["memory"], peer["memory"], "MB")
 
 
-def _models(kind: str) -> Iterator[Row]:
+def model_rows(kind: str) -> Iterator[Row]:
+    """Measure the models against each other."""
     trainings = {model: in_process(kind, model, MODEL_SIZE) for model in ("bpe", *MODELS, "sentencepiece")}
     for model, peer in (*((model, "bpe") for model in MODELS), ("sentencepiece_bpe", "sentencepiece")):
         ours, theirs = trainings[model], trainings[peer]

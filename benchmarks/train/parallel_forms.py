@@ -59,15 +59,16 @@ ALONE = "one process"
 
 def rows() -> Iterator[Row]:
     """Measure; ours is how many steps of a product equal those of a single process, the peer all steps."""
-    yield from _rows_of(PRODUCTS, 0)
+    yield from rows_of(PRODUCTS, 0)
 
 
 def dealt_rows() -> Iterator[Row]:
     """Measure the same for a mixture of experts that are dealt among processes."""
-    yield from _rows_of(DEALT, 4)
+    yield from rows_of(DEALT, 4)
 
 
-def _rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Row]:
+def rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Row]:
+    """Measure products of forms."""
     for ranks, products in forms.items():
         for name, differences in differences_of(ranks, products, experts).items():
             equal = sum(all(difference <= ROUNDING[key] for key, difference in step.items()) for step in differences)
