@@ -95,7 +95,7 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
 def all_points(points: int, seed: int, work: Path) -> dict[str, Callable[[], Result]]:
     """Return all chains of kills by name."""
     run = undisturbed_run(work)
-    chains = {}
+    chains: dict[str, Callable[[], Result]] = {}
     for number in range(-(-points // KILLS_IN_CHAIN)):
         stage = STAGES[number % len(STAGES)]
         chains[f"asking {number}: {stage}"] = partial(run_chain, run, stage, number, seed, work)

@@ -29,7 +29,7 @@ def all_points(points: int, seed: int, work: Path) -> dict[str, Callable[[], Res
     """Return all points by name."""
     runs = undisturbed_runs(work)
     turns = -(-points // len(runs))
-    scenes = {}
+    scenes: dict[str, Callable[[], Result]] = {}
     for number in range(points):
         turn, place = divmod(number, len(runs))
         stage = list(runs)[place]

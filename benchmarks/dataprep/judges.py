@@ -109,8 +109,8 @@ def cross_validate(examples: Labelled, section: Classifier) -> np.ndarray:
     """Score every example by a classifier that learns from the other folds."""
     fold, scores = folds(len(examples)), np.empty(len(examples))
     for number in range(FOLDS):
-        training = [examples[place] for place in np.flatnonzero(fold != number)]
-        texts = [examples[place][1] for place in np.flatnonzero(fold == number)]
+        training = [examples[place] for place in np.flatnonzero(fold != number).tolist()]
+        texts = [examples[place][1] for place in np.flatnonzero(fold == number).tolist()]
         scores[fold == number] = classify(training, texts, section)
     return scores
 

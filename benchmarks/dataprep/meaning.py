@@ -16,7 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,17 @@ THRESHOLD = 0.95
 REPEATS = 3
 
 
+class Comparison(NamedTuple):
+    """Documents per second of both sides, the stage's summary, and the plain program's result."""
+
+    ours: float
+    plain: float
+    summary: Any
+    plain_result: Any
+
+
 def rows(repeats: int = REPEATS) -> Iterator[Row]:
-    """Measure documents per second."""
+    """Measure both stages."""
     from threadpoolctl import threadpool_limits
 
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place, threadpool_limits(1):
@@ -43,12 +53,10 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
         model = write_word_vectors(folder / "model", texts)
         write_shard(folder / "ingest", 0, texts)
 
-        def measure(stage: Any, config: dict[str, Any], program: Callable[[Path, list[str]], Any]) -> tuple[Any, ...]:
-            """Return documents per second of both sides, the stage's summary, and what the program returned."""
+        def compare(stage: ModuleType, config: dict[str, Any], program: Callable[[Path, list[str]], Any]) -> Comparison:
             results = dict[str, Any]()
-            run_stage = stage_runs(
-                stage.run, {"ingest": folder / "ingest"}, {"model": str(model), **config}, folder / stage.__name__
-            )
+            config = {"model": str(model), **config}
+            run_stage = stage_runs(stage.run, {"ingest": folder / "ingest"}, config, folder / stage.__name__)
 
             def ours() -> None:
                 results["ours"] = run_stage().summary
@@ -57,27 +65,22 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
                 results["plain"] = program(model, texts)
 
             our_seconds, plain_seconds = fastest(repeats, ours, plain, clock=time.process_time)
-            return DOCUMENTS / our_seconds, DOCUMENTS / plain_seconds, results["ours"], results["plain"]
+            return Comparison(DOCUMENTS / our_seconds, DOCUMENTS / plain_seconds, results["ours"], results["plain"])
 
-        config = {"threshold": THRESHOLD, "clusters": CLUSTERS}
-        our_rate, peer_rate, summary, plain_dropped = measure(dedup_semantic, config, plain_semdedup)
-        dropped = summary["counts"]["dropped"]["semantic_duplicate"]
-        yield row(
-            "dedup_semantic_vs_plain_semdedup",
-            our_rate,
-            peer_rate,
-            "documents/s",
-            f"{dropped:,} and {plain_dropped:,} of {DOCUMENTS:,} documents are dropped; {CORPUS}",
-        )
-        our_rate, peer_rate, summary, plain_sizes = measure(cluster, {"k": CLUSTERS}, plain_clusters)
-        sizes = [domain["documents"] for domain in summary["domains"]]
+        dedup = compare(dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}, plain_semdedup)
+        dropped = dedup.summary["counts"]["dropped"]["semantic_duplicate"]
+        note = f"{dropped:,} and {dedup.plain_result:,} of {DOCUMENTS:,} documents are dropped; {CORPUS}"
+        yield row("dedup_semantic_vs_plain_semdedup", dedup.ours, dedup.plain, "documents/s", note)
+        clusters = compare(cluster, {"k": CLUSTERS}, plain_clusters)
+        sizes = [domain["documents"] for domain in clusters.summary["domains"]]
         yield row(
             "cluster_vs_scikit_learn",
-            our_rate,
-            peer_rate,
+            clusters.ours,
+            clusters.plain,
             "documents/s",
-            f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of {min(plain_sizes):,} to "
-            f"{max(plain_sizes):,} documents; ours learns from {summary['sample']:,} of them, and draws a map",
+            f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of {min(clusters.plain_result):,} to "
+            f"{max(clusters.plain_result):,} documents; ours learns from {clusters.summary['sample']:,} of them, and "
+            "draws a map",
         )
 
 
