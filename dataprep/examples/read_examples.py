@@ -42,8 +42,8 @@ from gristmill.dataprep.examples.conversations import (
 )
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended
-from gristmill.dataprep.reading.jsonl.json_array import json_lines
-from gristmill.dataprep.reading.jsonl.json_lines import parse_json
+from gristmill.dataprep.reading.json_array import json_lines
+from gristmill.dataprep.reading.json_lines import parse_json
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows

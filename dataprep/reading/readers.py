@@ -7,7 +7,7 @@ a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 from gristmill.core.files import as_path
@@ -17,7 +17,7 @@ from gristmill.dataprep.reading.binary_formats import format_of_content, how_to_
 from gristmill.dataprep.reading.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.reading.compression import CorruptFileError, Metered, RecordTooLongError, read_whole
 from gristmill.dataprep.reading.csv_rows import read_csv
-from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
+from gristmill.dataprep.reading.json_lines import read_jsonl
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
     Dropped,
@@ -43,10 +43,15 @@ from gristmill.dataprep.text.chapters import chapters, heading_of, paragraph_run
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
     """Records of a file, one by one, without the end markers of `read_file`."""
-    for item in read_file(file, reading):
+    return (item for item in one_by_one(read_file(file, reading)) if not isinstance(item, Ended))
+
+
+def one_by_one(items: Iterable[Read]) -> Iterator[Read]:
+    """Items of a reader with the documents of columns one by one."""
+    for item in items:
         if isinstance(item, Records):
             yield from item
-        elif not isinstance(item, Ended):
+        else:
             yield item
 
 

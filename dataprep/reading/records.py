@@ -54,8 +54,6 @@ class Reading:
         encoding_errors: handling of invalid bytes; see `decode`.
         extract: extractor of HTML, or None for the format's default.
         split: split text files into `chapters`, or into paragraphs of so many characters; None for no split.
-        by_kernel: read JSON lines with a kernel, with the same result as in Python; compiling it takes longer than
-            reading a sample.
     """
 
     text: str = "text"
@@ -65,7 +63,6 @@ class Reading:
     extract: str | None = None
     encoding_errors: Errors = "replace"
     split: Literal["chapters"] | int | None = None
-    by_kernel: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.reading.binary_formats import answers, format_of_content
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
-from gristmill.dataprep.reading.jsonl.json_array import is_array, json_lines
+from gristmill.dataprep.reading.json_array import is_array, json_lines
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.sources import Found, SourceError, SourceFile, SourceListing, find_at, find_files
 from gristmill.dataprep.reading.tables import table_rows

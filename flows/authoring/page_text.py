@@ -48,7 +48,7 @@ def text_per_stored_byte(files: Sequence[SourceFile]) -> float:
     """Estimate the bytes of extracted text per stored byte of HTML or WARC files from their first records."""
     step = max(1, len(files) // SAMPLE_FILES)
     chosen = files[::step][:SAMPLE_FILES]
-    reading = Reading(by_kernel=False)
+    reading = Reading()
     text_bytes = stored_bytes = 0
     with Guard(DEFAULT_EXTRACTOR, ExtractOptions().model_dump()) as guard:
         for file in chosen:

@@ -30,7 +30,7 @@ from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_p
 from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.readers import read_file
+from gristmill.dataprep.reading.readers import one_by_one, read_file
 from gristmill.dataprep.reading.records import Dropped, Ended, Page, Read, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
@@ -174,7 +174,7 @@ def _sample_of_run(session: Session, source: str) -> Sample:
 def _sample_of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
     """Read documents of evenly spaced files into shards: PARTS files, and more if these are quickly read."""
     files = find_files(name, source.model_dump()).files
-    section, reading = Ingest(), replace(reading_of(source), by_kernel=False)
+    section, reading = Ingest(), reading_of(source)
     writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     failures: list[tuple[str, Rejected]] = []
@@ -192,7 +192,9 @@ def _sample_of_files(name: str, source: Source, documents: int, most_bytes: floa
             kept_before_call, bytes_before_call = writer.kept, writer.bytes_taken
             for number, file in enumerate(chosen, start=1):
                 records: Iterator[Read] = (
-                    read_file(file, reading, tables) if process is None else own_records(process, file, reading)
+                    one_by_one(read_file(file, reading, tables))
+                    if process is None
+                    else own_records(process, file, reading)
                 )
                 before, bytes_before, share = writer.kept, writer.bytes_taken, number / len(chosen)
                 writer.limit = max(kept_before_call + int((documents - kept_before_call) * share), before + 1)

@@ -1,4 +1,4 @@
-"""Lines of JSON as columns are what they are one by one."""
+"""JSON lines read by orjson give the records of Python's json, most of them as columns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import document_id, hash_documents
-from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading import compression, json_array, json_lines
 from gristmill.dataprep.reading.document_shards import ShardWriter
-from gristmill.dataprep.reading.jsonl import json_array, json_columns, json_lines
-from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Input, Read, Reading, Records, Rejected
+from gristmill.dataprep.reading.json_lines import read_jsonl
+from gristmill.dataprep.reading.readers import one_by_one, read_records
+from gristmill.dataprep.reading.records import Input, Read, Reading, Record, Records, Rejected
 from gristmill.dataprep.reading.sources import find_files
 
-assert json_columns.__name__ == json_lines.KERNEL  # which is loaded, so that blocks of any size are read as columns
 READINGS = (
     Reading(),
     Reading(id="id"),
@@ -46,7 +44,7 @@ CERTAIN = [
     json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
     json.dumps({"text": "word " * 3000, "other": "\n" * 999}),
 ]
-"""Lines that no Python is needed for."""
+"""Lines with a document."""
 OTHERS = [
     "",
     " ",
@@ -128,14 +126,14 @@ OTHERS = [
 
 
 def both(path: Path, reading: Reading) -> tuple[list[Read], int]:
-    """What comes out by columns, which must be what comes out line by line; and how many of it in columns."""
-    read = list(read_jsonl(Input("a.jsonl", path), reading))
+    """Records read by orjson, equal to those of Python's json, and the number of documents in columns."""
+    items = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lines.Columns, "of", lambda item, reading: None)
-        alone = list(read_jsonl(Input("a.jsonl", path), reading))
-    found = [record for item in read for record in (item if isinstance(item, Records) else [item])]
-    assert found == alone
-    return found, sum(len(item) for item in read if isinstance(item, Records))
+        patch.setattr(json_lines, "_exact_row", lambda line, reading: None)
+        python_records = list(one_by_one(read_jsonl(Input("a.jsonl", path), reading)))
+    records = list(one_by_one(items))
+    assert records == python_records
+    return records, sum(len(item) for item in items if isinstance(item, Records))
 
 
 def write(path: Path, lines: list[bytes]) -> Path:
@@ -151,12 +149,31 @@ def test_every_kind_of_line_gives_the_same_in_columns_and_alone(tmp_path: Path, 
         both(write(tmp_path / "a.jsonl", [line]), reading)
 
 
-def test_ordinary_lines_need_no_python(tmp_path: Path) -> None:
-    found, in_columns = both(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
-    assert in_columns == len(found) == len(CERTAIN)
+def test_documents_are_read_as_columns(tmp_path: Path) -> None:
+    records, in_columns = both(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
+    assert in_columns == len(records) == len(CERTAIN)
     named = [json.dumps({"text": "t", "id": key, "n": 1}).encode() for key in ("a/é", 17, -3, "é\n\\")]
     for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
         assert both(write(tmp_path / "a.jsonl", named), reading)[1] == 4
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64, -(2**63) - 1, 10**30, 9.5e30])
+@pytest.mark.parametrize(
+    ("row", "reading"),
+    [
+        ({}, Reading()),
+        ({"list": []}, Reading(metadata=("list", "n"))),
+        ({"outer": {"n": 1}}, Reading(metadata=("outer.n", "n"))),
+    ],
+)
+def test_numbers_keep_all_digits(tmp_path: Path, number: float, row: dict[str, object], reading: Reading) -> None:
+    line = json.dumps({"text": "a", "n": number, **row}).encode()
+    records, _ = both(write(tmp_path / "a.jsonl", [line]), reading)
+    (record,) = records
+    assert isinstance(record, Record)
+    assert json.loads(record.metadata)["n"] == number
+    nested = json.dumps({"text": "a", "list": [number], "outer": {"n": number}}).encode()
+    both(write(tmp_path / "a.jsonl", [nested]), reading)
 
 
 def test_a_byte_order_mark_and_bytes_that_are_not_utf8_are_where_they_are_alone(tmp_path: Path) -> None:
@@ -263,14 +280,11 @@ def test_blocks_hold_whole_lines_and_what_is_before_damage(tmp_path: Path, monke
 ELEMENTS = [{"text": 'one } ] " two'}, {"text": "a\nb", "n": 2, "list": [{"x": ["]"]}]}, {"text": "é😀", "n": 3}]
 
 
-@pytest.mark.parametrize("reading", [Reading(), Reading(by_kernel=False)])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_elements_of_an_array_are_records_with_their_number(
-    tmp_path: Path, reading: Reading, indent: int | None
-) -> None:
+def test_elements_of_an_array_are_records_with_their_number(tmp_path: Path, indent: int | None) -> None:
     write(tmp_path / "a.json", [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()])
     (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
-    records = list(read_records(file, reading))
+    records = list(read_records(file, Reading()))
     assert [record.text for record in records] == [row["text"] for row in ELEMENTS]
     assert [record.locator for record in records] == ["a.json#1", "a.json#2", "a.json#3"]
     assert json.loads(records[1].metadata) == {"n": 2}
@@ -295,7 +309,7 @@ def test_bad_elements_of_an_array_are_quarantined_and_the_next_ones_are_read(tmp
     path = write(
         tmp_path / "a.json", [b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]']
     )
-    records = list(read_jsonl(Input("a.json", path), Reading(by_kernel=False)))
+    records = list(one_by_one(read_jsonl(Input("a.json", path), Reading())))
     assert [record.number for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record.number for record in records if isinstance(record, Rejected)] == [2, 3, 4, 5]
 
@@ -304,18 +318,18 @@ def test_bad_elements_of_an_array_are_quarantined_and_the_next_ones_are_read(tmp
 def test_an_array_without_an_end_keeps_what_came_before_and_says_so(tmp_path: Path, cut: int) -> None:
     content = json.dumps([{"text": f"text {number}"} for number in range(9)]).encode()
     path = write(tmp_path / "a.json", [content[:-cut]])
-    *records, end = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    *records, end = one_by_one(read_jsonl(Input("a.json", path), Reading()))
     assert [record.text for record in records] == [f"text {number}" for number in range(len(records))]
     assert len(records) == content[:-cut].count(b"}")
     assert isinstance(end, Rejected)
     assert end.lost is None
     compressed = tmp_path / "b.json.gz"
     compressed.write_bytes(gzip.compress(content)[:-9])
-    *records, end = read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading(by_kernel=False))
+    *records, end = one_by_one(read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading()))
     assert (len(records), end.lost) == (9, None)
 
 
 def test_what_follows_an_array_is_read_as_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [b'[{"text": "a"}]', b'{"text": "b"}', b"x"])
-    a, b, rest = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    a, b, rest = one_by_one(read_jsonl(Input("a.json", path), Reading()))
     assert (a.text, b.text, type(rest)) == ("a", "b", Rejected)

@@ -14,9 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
-from gristmill.dataprep.reading.jsonl import json_lines
 from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import BOOK_PARAGRAPHS, look_at
 from gristmill.flows.authoring.measured_sample import find_duplicates, rule_sets_for
@@ -158,18 +156,6 @@ def test_web_pages_are_measured_by_their_text(tmp_path: Path) -> None:
     (tmp_path / "a.wet.gz").write_bytes(b"".join(map(gzip.compress, plain)))
     for name in ("a.warc.gz", "a.wet.gz"):
         assert look_at("a", str(tmp_path / name)).text_bytes == pytest.approx(20 * len(text), rel=0.05)
-
-
-def test_a_sample_of_json_lines_is_read_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling one takes longer than reading the sample by Python, and both give the same documents."""
-    texts = [words(seed, 400) for seed in range(200)]
-    lines = [json.dumps({"id": f"n{place}", "text": text, "score": 0.5}) for place, text in enumerate(texts)]
-    (tmp_path / "web.jsonl").write_text("\n".join(lines))
-    assert len("".join(lines)) > json_lines.FEWEST_BYTES
-    monkeypatch.setattr(json_lines.Columns, "read", lambda *arguments: pytest.fail("the kernel was asked"))
-    with take_sample(str(tmp_path / "web.jsonl"), None, 1000) as sample:
-        (folder,) = sample.inputs.values()
-        assert [text for shard in sample.shards for text in read_table(folder / shard)["text"].to_pylist()] == texts
 
 
 def test_a_folder_of_programs_gets_the_rules_for_programs(data: Path, tmp_path: Path) -> None:
