@@ -1,4 +1,4 @@
-# For everybody: `make demo` and `make test`, and before something lands `make test-all`. All make the environment first.
+# For everybody: `make demo` and `make test`; `make test-long` has what takes longer. All make the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
 LONG := browser or referee or chaos or parallel or slow
@@ -7,7 +7,7 @@ LAYERS := mixtures core dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo engines test test-all test-oldest docs test-docs pictures recipes reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
+.PHONY: demo engines test test-long test-all test-seconds test-oldest docs test-docs pictures recipes reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -15,8 +15,15 @@ demo: .venv/installed
 test: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadfile -m "not ($(LONG))"
 
-test-all: .venv/developing deploy-tools
-	$(BIN)/pytest -n 2 --dist loadfile
+# The tests that `make test` leaves out: all of them, or PART=2/8 with the files that changed since commit SINCE.
+test-long: .venv/developing deploy-tools
+	$(BIN)/pytest -n 2 --dist loadfile -m "$(LONG)" $(if $(PART),--part $(PART)) $(if $(SINCE),--changed-since $(SINCE))
+
+test-all: test test-long
+
+# Measure how long each file of tests takes: tests/seconds.json, by which files are dealt to workers and parts.
+test-seconds: .venv/developing deploy-tools
+	$(BIN)/pytest -n 2 --dist loadfile --write-seconds
 
 # The tests of training with the oldest torch that pyproject.toml allows; all others run with that of constraints.txt, the
 # newest. Its environment has that torch with what it requires, and everything else from .venv.

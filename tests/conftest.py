@@ -7,11 +7,14 @@ process does not depend on the tests before it; GRISTMILL_TEST_SEED=5 makes it d
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,22 +53,9 @@ TORCHS_OWN_SEED = 67280421310721
 
 FOLDERS = {"tests/browser": "browser", "tests/referees": "referee"}
 """Folders that one worker runs, and the mark of their tests: they share a server and a browser, or slow imports."""
-LONGEST = (
-    "tests/flows/test_engines.py",
-    "tests/browser",
-    "tests/flows/test_survives.py",
-    "tests/train/test_parallel.py",
-    "tests/flows/test_pipeline.py",
-    "tests/flows/test_serving.py",
-    "tests/referees",
-    "tests/train/test_compute.py",
-    "tests/train/test_resume.py",
-    "tests/train/test_tuning_parallel.py",
-    "tests/train/test_post_training.py",
-    "tests/train/test_loop.py",
-    "tests/flows/test_python_interface.py",
-)
-"""What takes longest is begun first, so that at the end no worker is left alone with one of them."""
+SECONDS = Path(__file__).parent / "seconds.json"
+"""Measured seconds of each file or folder of FOLDERS: the longest begin first, so that no worker is left alone with one
+at the end, and `--part` deals them evenly. `make test-seconds` writes it."""
 WARM = frozenset(
     """test_browse test_compare test_dialects test_distilled test_own_steps_guide test_python_interface
                     test_python_reference""".split()
@@ -121,13 +111,66 @@ def unit_of(nodeid: str) -> str:
     return next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), file)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of folders, and put what takes longest first; xdist deals the files out in this order."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `make test-long` and `make test-seconds`."""
+    parser.addoption("--part", help="run only part K of N of the files, such as 2/8, and what --changed-since names")
+    parser.addoption("--changed-since", help="with --part: also run the files that changed since this commit")
+    parser.addoption("--write-seconds", action="store_true", help=f"write {SECONDS.name}")
+
+
+def parts_of(units: Iterable[str], num_parts: int) -> dict[str, int]:
+    """Deal units to parts of about equal time: the longest first, each to the part with the least time so far."""
+    seconds: dict[str, float] = json.loads(SECONDS.read_text())
+    totals = [0.0] * num_parts
+    parts = {}
+    for unit in sorted(set(units), key=lambda unit: (-seconds.get(unit, 0.0), unit)):
+        parts[unit] = totals.index(min(totals))
+        totals[parts[unit]] += seconds.get(unit, 1.0)
+    return parts
+
+
+def changed_units(revision: str) -> set[str]:
+    """Test files, or their folders, that changed since a commit."""
+    command = ["git", "diff", "--name-only", revision, "--", "tests"]
+    files = subprocess.run(command, cwd=SECONDS.parents[1], capture_output=True, text=True, check=True).stdout.split()
+    return {unit_of(file) for file in files}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests of folders, keep those of the chosen part, and begin with the longest files.
+
+    xdist deals the files out in this order.
+    """
     for item in items:
         if mark := FOLDERS.get(unit_of(item.nodeid)):
             item.add_marker(mark)
-    order = {unit: place for place, unit in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(unit_of(item.nodeid), len(LONGEST)))
+    yield  # here `-m` deselects
+    seconds: dict[str, float] = json.loads(SECONDS.read_text())
+    items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid), 0.0))
+    if part := config.getoption("part"):
+        number, num_parts = map(int, part.split("/"))
+        parts = parts_of((unit_of(item.nodeid) for item in items), num_parts)
+        revision = config.getoption("changed_since")
+        changed = changed_units(revision) if revision else set()
+        items[:] = [
+            item for item in items if unit_of(item.nodeid) in changed or parts[unit_of(item.nodeid)] == number % num_parts
+        ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Iterator[None]:
+    """Write the seconds of each unit."""
+    yield
+    if not config.getoption("write_seconds"):
+        return
+    seconds: dict[str, float] = defaultdict(float, json.loads(SECONDS.read_text()))
+    reports = [report for kind in ("", "passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    seconds |= dict.fromkeys((unit_of(report.nodeid) for report in reports), 0.0)
+    for report in reports:
+        seconds[unit_of(report.nodeid)] += report.duration
+    lines = {unit: round(total, 1) for unit, total in sorted(seconds.items()) if total >= 1}
+    SECONDS.write_text(json.dumps(lines, indent=0) + "\n")
 
 
 @pytest.hookimpl(optionalhook=True)
