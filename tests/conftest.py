@@ -154,7 +154,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         revision = config.getoption("changed_since")
         changed = changed_units(revision) if revision else set()
         items[:] = [
-            item for item in items if unit_of(item.nodeid) in changed or parts[unit_of(item.nodeid)] == number % num_parts
+            item
+            for item in items
+            if unit_of(item.nodeid) in changed or parts[unit_of(item.nodeid)] == number % num_parts
         ]
 
 

@@ -93,6 +93,7 @@ def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_p
     assert len(list(tmp_path.iterdir())) == 5
 
 
+@pytest.mark.slow
 def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     lines = (json.dumps({"text": f"{number} wheels grind corn. " * 20}) for number in range(200))
@@ -132,6 +133,7 @@ def test_scores_count_snippets_over_all_pages() -> None:
     assert score(labelled, {}) == Score(0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "web/trafilatura_cc"
     folder.mkdir(parents=True)
@@ -202,6 +204,7 @@ def test_shards_hold_all_texts_once(tmp_path: Path) -> None:
     assert plan.numbering.starts.tolist() == [0, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
 def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decontamination, "LEAKS_PER_DISGUISE", 4)

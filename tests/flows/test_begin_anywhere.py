@@ -168,6 +168,7 @@ def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
     session = opened(
         folder,
@@ -204,6 +205,7 @@ def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, sectio
     assert summaries[stage]["parameters"] == summaries["model"]["parameters"]
 
 
+@pytest.mark.slow
 def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
     """So is reading what another tool has cleaned."""
     session = opened(
@@ -222,6 +224,7 @@ def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
     assert first["locator"] == "doc-0"
 
 
+@pytest.mark.slow
 def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(folder: Path) -> None:
     """No documents, no preparation and no tokenizer that is trained: only the file of the one that made the tokens."""
     session = opened(
@@ -364,6 +367,7 @@ def mistral(folder: Path) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 def test_a_mistral_is_exported_as_one_that_ends_where_it_did(folder: Path, mistral: dict[str, Any]) -> None:
     session = opened(folder, "name: again\nmodel: {path: mistral}\nexport: {}\n")
     made(session)

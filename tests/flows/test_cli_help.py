@@ -42,6 +42,7 @@ def test_an_example_has_the_options_and_arguments_of_its_command(example):
     assert command.make_context(name, list(arguments)).params  # an unknown or missing one is an error
 
 
+@pytest.mark.slow
 def test_help_names_what_an_option_takes_in_words_of_people():
     commands = get_command(app).commands
     shown = {name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output for name in commands}

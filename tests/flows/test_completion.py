@@ -63,6 +63,7 @@ def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> No
     assert complete_run(context(store=str(tmp_path / "absent")), "2") == []
 
 
+@pytest.mark.slow
 def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Path) -> None:
     manifest = tmp_path / "tiny.yaml"
     manifest.write_text(MANIFEST)
@@ -87,6 +88,7 @@ def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None
     assert complete_setting(asked, "nonsense=") == []
 
 
+@pytest.mark.slow
 def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
     from gristmill.mixtures.load import ManifestError, parse_manifest
 
@@ -99,6 +101,7 @@ def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
     assert unknown == []
 
 
+@pytest.mark.slow
 def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
     code = (

@@ -61,6 +61,7 @@ def record_of(runner: Runner) -> RunRecord:
     return session_of(runner).start_record()
 
 
+@pytest.mark.slow
 def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: Make) -> None:
     before = upgraded()
     assert run(before) == ["Completed", "Completed"]
@@ -75,6 +76,7 @@ def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: 
     assert third.plan["first"].identity == before.plan["first"].fingerprint, "an alias of an alias names the first"
 
 
+@pytest.mark.slow
 def test_later_stages_of_a_rebuilt_output_with_another_byte_run_again(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_later_stages_of_a_rebuilt_output_with_another_byte_run_again(
     assert after.plan["second"].fingerprint != before.plan["second"].fingerprint
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     assert resumed.plan["first"].alias
 
 
+@pytest.mark.slow
 def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
     run(upgraded())
     one, two = upgraded(first=2), upgraded(first=2)
@@ -118,6 +122,7 @@ def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
     assert two.plan["second"].fingerprint == one.plan["second"].fingerprint
 
 
+@pytest.mark.slow
 def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     old = upgraded()
     run(old)
@@ -136,6 +141,7 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     assert removed == new.folder("first").path, "the alias that no run names goes; what another alias names stays"
 
 
+@pytest.mark.slow
 def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(upgraded: Make) -> None:
     old = upgraded()
     run(old)
@@ -145,6 +151,7 @@ def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(upgr
     assert record.content["stages"]["second"] == {"fingerprint": old.plan["second"].fingerprint}
 
 
+@pytest.mark.slow
 def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +174,7 @@ def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> Non
     assert all("cut_off_after" not in row for row in explain_plan(session_of(upgraded(first=2, second=2))))
 
 
+@pytest.mark.slow
 def test_an_output_is_kept_over_a_version_change_until_it_is_forced(upgraded: Make) -> None:
     old = upgraded()
     run(old)
@@ -187,6 +195,7 @@ def test_an_output_is_kept_over_a_version_change_until_it_is_forced(upgraded: Ma
     assert run(again) == ["Completed", "Cached"]
 
 
+@pytest.mark.slow
 def test_a_kept_output_that_is_gone_is_made_by_the_present_version(upgraded: Make) -> None:
     old = upgraded()
     run(old)
@@ -212,6 +221,7 @@ def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_on
     assert "version 2" in provenance({**stage, "kept_version": 2})
 
 
+@pytest.mark.slow
 def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
     old = upgraded()
     run(old)

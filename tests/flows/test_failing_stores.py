@@ -42,6 +42,7 @@ def squares(runner: Runner) -> list[bytes]:
     return [(runner.folder("second").data / f"{n}.txt").read_bytes() for n in range(4)]
 
 
+@pytest.mark.slow
 def test_a_store_that_refuses_everything_for_a_while_costs_only_time(far: Runner, outage: Outage) -> None:
     far.run_stage("first")
     outage.begins_with, outage.refusals = "/data/1.txt", 8  # fewer than the tries of a single request in its time
@@ -86,6 +87,7 @@ def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_wha
     assert read_json(far / "manifest.json")["files"] == read_json(here / "manifest.json")["files"]
 
 
+@pytest.mark.slow
 def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
     far: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

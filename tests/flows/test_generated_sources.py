@@ -90,6 +90,7 @@ def documents(session: Session) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_report_know(
     manifest: Path, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
     assert "sk-a-key" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_forgotten_with_each(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -160,12 +162,14 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
         assert all(forget_answers(tmp_path / "store" / "answers", {one}, remove=False)["answers"] for one in parents)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_parent_is_found_by_dedup_like_any_other(manifest: Path) -> None:
     counts = ran(manifest).folder("dedup").manifest()["summary"]["counts"]
     assert sum(counts["dropped"].values()) >= 2
     assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
 
 
+@pytest.mark.slow
 def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
     manifest: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
     assert endpoint.asked.total() == before
 
 
+@pytest.mark.slow
 def test_steps_choose_among_the_parents(manifest: Path, endpoint: Endpoint, tmp_path: Path) -> None:
     written(tmp_path, endpoint, "prepare: [{dedup: {exact: true}}]")
     lines = [json.dumps({"text": text}) + "\n" for text in [*TEXTS, *TEXTS]]
@@ -210,6 +215,7 @@ def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_a
     assert fingerprint(here) != fingerprint(here, rubric="toxicity")
 
 
+@pytest.mark.slow
 def test_what_the_endpoint_refuses_is_written_down_and_limited(
     manifest: Path, endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

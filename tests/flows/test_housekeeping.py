@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from gristmill.core.files import write_json
 from gristmill.core.lease import acquire
 from gristmill.flows.questions.status import find_damage, repair_damage, stage_states
@@ -32,6 +34,7 @@ def record_run(runner: Runner, name: str) -> None:
     write_json(runner.store.runs / name / "run.json", {"name": "toy", "stages": stages})
 
 
+@pytest.mark.slow
 def test_only_outputs_that_no_recent_run_names_are_garbage(toy_runner: Make) -> None:
     old, new = finish(toy_runner(first={"n": 1})), finish(toy_runner(first={"n": 2}))
     record_run(old, "1")
@@ -56,6 +59,7 @@ def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> N
     assert [path for path, _ in collect(runner.store, keep_runs=1, delete=True)] == [folder.path]
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(toy_runner: Make) -> None:
     runner = finish(toy_runner(first={"n": 3}, second={}))
     session, folder = session_of(runner), runner.folder("second")

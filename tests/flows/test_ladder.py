@@ -97,6 +97,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("m.yaml").write_text(MANIFEST)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("manifest")
 def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training has the loss that a law gives it; the target, once it is trained, a hundredth more."""

@@ -130,6 +130,7 @@ def test_the_core_requires_none_of_what_an_extra_brings() -> None:
         assert {canonicalize_name(library), f"{library}-skinny"} & names(offered[extra]), library
 
 
+@pytest.mark.slow
 def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> None:
     """What others say in words of their own, where they import it, is listed here."""
     others = {
@@ -181,6 +182,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
         check_cluster({"dask_client_address": "tcp://127.0.0.1:1"}, 60)
 
 
+@pytest.mark.slow
 def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     code = (
         "import importlib, json\nfrom gristmill.flows.stages.registry import STAGES\nfound = []\n"
@@ -196,6 +198,7 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     assert set(failing.values()) == {"torch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
@@ -235,6 +238,7 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
     return str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [

@@ -23,6 +23,8 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
 from tests.chat_endpoint import Endpoint
 
+pytestmark = pytest.mark.slow
+
 EXAM = "which of the four rivers that leave the garden is said to wind through the land of gold and onyx"
 """An item of an evaluation, which the model writes about the document number 2."""
 THINGS = ("stone", "water", "bread", "lamp", "road")

@@ -90,6 +90,7 @@ def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(data: Path, monkeypatc
     assert "not read: 1 .png" in shown
 
 
+@pytest.mark.slow
 def test_a_look_needs_no_torch(data: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\nfrom typer.testing import CliRunner\n"
@@ -103,6 +104,7 @@ def test_a_look_needs_no_torch(data: Path) -> None:
     assert "10 documents" in done.stdout
 
 
+@pytest.mark.slow
 def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50}))
     assert "look like preferences: `dpo:" in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
@@ -197,6 +199,7 @@ def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
     assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(cut.output.split())
 
 
+@pytest.mark.slow
 def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
     book = "".join(f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)).encode()
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress(book))

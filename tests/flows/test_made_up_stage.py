@@ -103,6 +103,7 @@ def ran(session: Session) -> int:
     return launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
 
 
+@pytest.mark.slow
 def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     loud: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert (stricter["now"]["web"]["documents"], stricter["then"]["web"]["documents"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_made_up_stage_that_was_killed_is_resumed(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ export: {dtype: fp32}
     )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=8),

@@ -102,6 +102,7 @@ def test_tokens_are_those_of_all_epochs_that_a_source_allows(data: Path, tmp_pat
     assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.6 * 4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "asked.yaml"
     answers = f"{data / 'nothing'}\n{data / 'books.parquet'}\n\nfirst\n\nn\n"
@@ -129,6 +130,7 @@ top_n_grams: [[2, 0.16], [3, 0.15], [4, 0.13]]
 """
 
 
+@pytest.mark.slow
 def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data: Path, tmp_path: Path) -> None:
     for name in ("deu_Latn", "nob_Latn"):
         (tmp_path / f"{name}.yml").write_text(SETTINGS)
@@ -162,6 +164,7 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
     assert (german.fineweb.min_terminal_line_ratio, german.fineweb.max_newline_word_ratio) == (0.0, 0.15)
 
 
+@pytest.mark.slow
 def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
     (tmp_path / "german.yml").write_text(SETTINGS)
@@ -232,6 +235,7 @@ def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_
     assert [count is not None and count >= 2 for count in stop_words] == kept, "each language has stop words of its own"
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "there.yaml"
     file.write_text("mine")
@@ -249,6 +253,7 @@ def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tm
 PROGRAM = "import os\n\n\ndef size(path):\n    return os.stat(path).st_size\n" * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "is_code", "path_field"),
     [
@@ -329,6 +334,7 @@ def save_tokenizer(path: Path, *special: str) -> None:
     tokenizer.save(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("special", "end_of_text"), [("<|endoftext|>", None), ("[SEP]", "[SEP]")])
 def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, data: Path, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "given.json", special)
@@ -347,6 +353,7 @@ def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, d
     assert load_manifest(tmp_path / "b.yaml").tokenizer == manifest.tokenizer
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_used_is_refused(data: Path, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "given.json", "<|begin|>")
     result = run_new(
@@ -361,6 +368,7 @@ PAGE = "<div><h1>Rhine</h1><p>{}</p><p>It ends in the <a href='/sea'>North Sea</
 PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [PAGE, f"<!-- made by hand -->\n<!DOCTYPE html><html><body>{PAGE}</body></html>"])
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_html_in_a_column_is_to_be_extracted(page: str, as_bytes: bool, tmp_path: Path) -> None:
@@ -410,6 +418,7 @@ def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
         write_manifest(Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, str(tmp_path / "a.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12])
 def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(tokens: int, data: Path, tmp_path: Path) -> None:
     text = write_manifest(

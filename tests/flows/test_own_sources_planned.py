@@ -49,6 +49,7 @@ def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
     return open_session(str(folder / "m.yaml"), list(overrides), str(folder / "store"), allow_code=allow)
 
 
+@pytest.mark.slow
 def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None:
     with pytest.raises(
         ManifestError,
@@ -67,6 +68,7 @@ def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None
         opened(folder)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone(folder: Path) -> None:
     def fingerprint(*overrides: str) -> str:
         return opened(folder, *overrides, allow=True).plan["ingest"].fingerprint
@@ -83,6 +85,7 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
     assert len(found) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
@@ -111,6 +114,7 @@ def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, says: s
     assert says in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_a_listing_raises_is_named_at_its_key(folder: Path) -> None:
     (folder / "own.py").write_text(CODE.replace('(path / "ran").touch()', "raise KeyError(ending)"))
     with pytest.raises(ManifestError, match=r"m.yaml:4: sources.cards.list: KeyError: 'txt' \(own.py, line 3\)"):

@@ -75,6 +75,7 @@ def ran(session: Session) -> int:
     return launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
 
 
+@pytest.mark.slow
 def test_own_steps_are_planned_run_explained_replayed_and_reported(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

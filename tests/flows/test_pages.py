@@ -54,6 +54,7 @@ def test_the_readme_can_be_read_at_once() -> None:
     assert "docs/pictures/terminal.svg" in text
 
 
+@pytest.mark.slow
 def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / ".ci" / "pictures.py", tmp_path], check=True)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -63,6 +64,7 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
         assert re.search(r"(href=|src=|url\()[\"']?https?:", path.read_text()) is None, path.name
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     out = tmp_path / "pages"
     subprocess.run([sys.executable, ROOT / ".ci" / "site.py", out], check=True)
@@ -87,6 +89,7 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     assert "<!-- manifest/README.md -->" in bundle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "page"),
     [
@@ -137,6 +140,7 @@ def said_by(path: Path) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
     quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
     assert len(quoted) > 15
@@ -170,6 +174,7 @@ def options_of(words: list[str]) -> set[str]:
     return {option for one in command.get_params(context) for option in (*one.opts, *one.secondary_opts)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
     wrong = []

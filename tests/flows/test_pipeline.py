@@ -29,6 +29,8 @@ from gristmill.flows.report.page_elements import tables_script
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
 
+pytestmark = pytest.mark.slow
+
 _spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))
 assert _spec is not None
 assert _spec.loader is not None

@@ -22,6 +22,7 @@ def planned(store: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_adds_up(tmp_path: Path) -> None:
     found = planned(tmp_path, "--gpu", "H200", "--set", "pretrain.steps=1000", "--set", "pretrain.global_batch_size=16")
     training, best = found["training"], found["forms"][0]
@@ -36,6 +37,7 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
     assert found["data"] is None
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> None:
     found = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
     assert found["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
@@ -43,6 +45,7 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
     assert found["forms"][0]["cost"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -57,6 +60,7 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments:
     assert sentence in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
     done = CliRunner().invoke(

@@ -24,6 +24,8 @@ from gristmill.flows.report.summary import print_examples
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 
+pytestmark = pytest.mark.slow
+
 LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
 MANIFEST = """\
 name: prepared

@@ -84,6 +84,7 @@ def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[
     return expected
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 13), st.data())
 def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
@@ -134,6 +135,7 @@ def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from
     assert answers_of_step(one, 4) == batch[4:]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 9), st.data())
 def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(

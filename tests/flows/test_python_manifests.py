@@ -46,6 +46,7 @@ def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
     assert yaml.safe_load(made.to_yaml()) == SECTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     sorted(path for folder in ("mixtures", "benchmarks") for path in (ROOT / folder).rglob("*.yaml")),
@@ -105,6 +106,7 @@ def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Pa
     assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == other
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

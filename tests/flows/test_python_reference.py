@@ -37,6 +37,7 @@ def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
     assert untyped == [], name
 
 
+@pytest.mark.slow
 def test_every_public_name_has_a_place_on_the_page() -> None:
     page = reference()
     assert [

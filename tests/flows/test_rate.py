@@ -163,6 +163,7 @@ def form_of(page: httpx.Response) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(pages: TestClient, tmp_path: Path) -> None:
     page, lefts = pages.get("/?rater=ann"), set()
     for number in range(len(PAIRS)):

@@ -137,6 +137,7 @@ def rated(folder: Path, name: str, stage: str) -> RatedModel:
     )
 
 
+@pytest.mark.slow
 def test_answers_that_differ_are_pairs_and_are_written_once(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
     assert {one.id for one in longer.pairs}.isdisjoint(one.id for one in found.pairs)
 
 
+@pytest.mark.slow
 def test_prompts_that_both_models_answer_alike_are_left_out(trained: Path, tmp_path: Path) -> None:
     models = [rated(trained, "run", "dpo"), rated(trained, "after", "pretrain")]
     found = make_pairs(models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json")
@@ -174,6 +176,7 @@ def asked(tmp_path: Path, *prompts: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_the_first(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +207,7 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
     assert files.settled.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_server_with_nothing_to_rate_does_not_begin(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from gristmill.flows.questions.what_changed import differences, explain_plan
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
@@ -47,6 +49,7 @@ def test_what_was_never_made_and_what_is_forced_is_said(toy_runner: Make) -> Non
     assert told(runner, "first") == [("make", "forced"), ("make", "never made")]
 
 
+@pytest.mark.slow
 def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(toy_runner: Make) -> None:
     finish(toy_runner(first={"n": 1, "a": 1, "b": 1}))
     finish(toy_runner(first={"n": 9, "a": 9, "b": 9}))
@@ -113,6 +116,7 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
         assert "continue_from" not in told_to(**changes)
 
 
+@pytest.mark.slow
 def test_a_finished_training_says_which_settings_it_was_made_with_that_are_in_no_fingerprint(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1})
     node = runner.plan["first"]

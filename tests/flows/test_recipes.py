@@ -124,6 +124,7 @@ def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> Non
         load_manifest("recipe:fine")
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_shown_and_completed() -> None:
     assert [row["name"] for row in json.loads(called("recipes", "--json").stdout)] == recipe_names()
     assert called("recipes", "lora").stdout == recipe_file("lora").read_text()
@@ -132,6 +133,7 @@ def test_recipes_are_listed_shown_and_completed() -> None:
     assert complete_recipe("lor") == [("lora", describe_recipe("lora"))]
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
@@ -147,6 +149,7 @@ def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeyp
     assert "written: llama1.yaml\n" in called("new", "--recipe", "llama").output
 
 
+@pytest.mark.slow
 def test_the_demo_is_planned_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = called("demo", "--dry-run", "--until", "dedup")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from gristmill.flows.authoring.manifest_reference import INDEX, anchor_of, pages, write_pages
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.manifest import Manifest
@@ -13,6 +15,7 @@ from gristmill.mixtures.steps.rules import GopherQuality
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
 
 
+@pytest.mark.slow
 def test_the_pages_are_what_the_schema_says_now() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
     assert written == pages(), "run: gristmill schema --markdown docs/manifest"
@@ -45,6 +48,7 @@ def test_writing_replaces_pages_of_sections_that_are_no_more(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == set(pages())
 
 
+@pytest.mark.slow
 def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
     """Also of a step's name, of one that a base class has, and of none that an editor shows by its section."""
     kinds = Manifest.model_json_schema()["$defs"]

@@ -18,6 +18,8 @@ from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = """
 name: twice
 sources: {web: {path: web.jsonl, where: "filter_words > 0 AND filter_2_words < 99 AND strict_words < 99"}}

@@ -117,6 +117,7 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
     assert "cut at 12" in cut_histogram({"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}, 12, "words")
 
 
+@pytest.mark.slow
 def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     html = html_of(*sections_about(FACTS))
     assert "gopher_quality/min_words</td>" in html
@@ -128,6 +129,7 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     assert "<b>enough" not in shown
 
 
+@pytest.mark.slow
 def test_every_source_has_its_own_way_through_the_stages() -> None:
     """A source of 28 pages beside one of 20,000 is invisible in megabytes; its share is not."""
 
@@ -188,6 +190,7 @@ def labels(svg: str) -> set[str]:
     return {text.strip() for text in ElementTree.fromstring(svg).itertext() if text.strip()}
 
 
+@pytest.mark.slow
 def test_no_legend_lies_over_what_is_drawn() -> None:
     two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
     for svg in (

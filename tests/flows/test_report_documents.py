@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.flows.questions.document_samples import (
@@ -68,6 +69,7 @@ def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]])
 RECIPES: dict[str, dict[str, Any]] = {"ingest": {}, "first": {"min": {"words": 3}}, "second": {}}
 
 
+@pytest.mark.slow
 def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
         ("web", f"a page with number {n}", None, None) for n in range(30)
@@ -156,6 +158,7 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
     assert "Nothing" not in written, "in Markdown nothing is folded"
 
 
+@pytest.mark.slow
 def test_every_column_of_numbers_says_what_they_are() -> None:
     """On its name where a pointer rests there, and in a list at the end of the report."""
     named, constants = set(), set()

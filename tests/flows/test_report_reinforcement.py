@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gristmill.flows.report.training import REWARD, reinforcement, reinforcement_details, reward_points
 from tests.flows.rendered import html_of
 
@@ -36,6 +38,7 @@ SUMMARY: dict[str, Any] = {
 FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}}
 
 
+@pytest.mark.slow
 def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -> None:
     html = html_of(reinforcement(FACTS))
     assert "<td>all, weighted</td>" in html
@@ -46,6 +49,7 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
     assert html.count("<svg") == 3
 
 
+@pytest.mark.slow
 def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> None:
     more = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
     curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}

@@ -194,6 +194,7 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
     assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))
 
 
+@pytest.mark.slow
 def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
     """Its last step need not be one that is logged."""
     stopped = {"callback": "hooks:plateau", "step": 7, "reason": "no better for 3 validations"}

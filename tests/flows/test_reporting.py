@@ -13,6 +13,7 @@ from gristmill.flows.orchestration import prefect_progress, reporting
 from gristmill.flows.orchestration.reporting import PrefectObserver
 
 
+@pytest.mark.slow
 def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
     toy_runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     assert [runner.run_stage(stage).how for stage in ("first", "second")] == ["Completed", "Completed"]
@@ -41,6 +42,7 @@ def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
     assert runner.observer.started == [("first", False), ("second", False)]
 
 
+@pytest.mark.slow
 def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     for stage in runner.plan:
@@ -51,6 +53,7 @@ def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(toy_
     assert [changed.run_stage(stage).how for stage in changed.plan] == ["Completed", "Completed"]
 
 
+@pytest.mark.slow
 def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(toy_runner: Make) -> None:
     undisturbed = toy_runner(first={"n": 4}, second={})
     for stage in undisturbed.plan:
@@ -66,6 +69,7 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(to
     assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
 
 
+@pytest.mark.slow
 def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(toy_runner: Make) -> None:
     runner = toy_runner(retries=1, first={"n": 4}, second={"die_once": True})
     runner.run_stage("first")
@@ -78,6 +82,7 @@ def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(toy
     assert runner.observer.failures == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "attempts"), [("killed", 3), ("killed_rank", 3), ("killed_worker", 3), ("exiting", 1)]
 )
@@ -92,6 +97,7 @@ def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
     assert runner.observer.failures == [(stage, str(caught.value))]
 
 
+@pytest.mark.slow
 def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Make) -> None:
     runner = toy_runner(failing={})
     with pytest.raises(StageFailedError) as caught:
@@ -105,17 +111,20 @@ def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Mak
     assert runner.folder("failing").state() == "unfinished"
 
 
+@pytest.mark.slow
 def test_a_stage_that_finds_damage_names_the_command_that_repairs_it(toy_runner: Make) -> None:
     runner = replace(toy_runner(damaged={}), repair_command="gristmill verify toy.yaml --repair")
     with pytest.raises(StageFailedError, match=r"x\.bin is damaged: `gristmill verify toy\.yaml --repair` and a run"):
         runner.run_stage("damaged")
 
 
+@pytest.mark.slow
 def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Make) -> None:
     with pytest.raises(StageFailedError, match="ended with code 3: last words"):
         toy_runner(exiting={}).run_stage("exiting")
 
 
+@pytest.mark.slow
 def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(toy_runner: Make) -> None:
     """As torchrun prints it where two ranks end, on a disk too full for a file that says why."""
     runner = toy_runner(ranks={})
@@ -136,6 +145,7 @@ def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(toy_runn
         toy_runner(first={"n": 1}, second={}).run_stage("second")
 
 
+@pytest.mark.slow
 def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2})
     runner.run_stage("first")
@@ -145,6 +155,7 @@ def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(toy_run
     assert list(runner.store.trash.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_deleted_file_is_noticed_and_made_again(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     for stage in runner.plan:
@@ -155,6 +166,7 @@ def test_a_deleted_file_is_noticed_and_made_again(toy_runner: Make) -> None:
     assert (runner.folder("second").data / "1.txt").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2}, second={})
     for stage in runner.plan:
@@ -165,6 +177,7 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     runner = toy_runner(waiting={})
     main = threading.main_thread()
@@ -240,6 +253,7 @@ def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any
     return lambda *arguments: (pending.pop()() if pending else None, then(*arguments))[1]
 
 
+@pytest.mark.slow
 def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_nothing(
     toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +265,7 @@ def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_no
     assert runner.folder("first").manifest()["lease"] == 2
 
 
+@pytest.mark.slow
 def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes_first(
     toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def samples(runner: Runner) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.slow
 def test_the_record_has_the_rows_and_the_failure_of_each_stage(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, failing={})
     record = run_recorded(runner)
@@ -85,6 +86,7 @@ def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
     assert record.content["stages"]["first"]["error"] == "first: no"
 
 
+@pytest.mark.slow
 def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
     sink = io.StringIO()
     run_recorded(toy_runner(first={"n": 2}, second={}, failing={}), JsonObserver(JsonLines(sink)))
@@ -114,6 +116,7 @@ def test_text_becomes_json_lines_without_credentials() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "code", "state"), [({"first": {"n": 1}}, 0, "completed"), ({"failing": {}}, 1, "failed")]
 )
@@ -126,6 +129,7 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
     assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == ("run_started", "run_finished", state)
 
 
+@pytest.mark.slow
 def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, failing={}, second={})
     run_recorded(runner)
@@ -156,6 +160,7 @@ def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(toy_runner: Mak
     assert values["gristmill_tokens_per_second", "toy", "first"] == 5000.0
 
 
+@pytest.mark.slow
 def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1})
     run_recorded(runner)
@@ -192,6 +197,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_webhook_hears_of_the_end_and_its_address_is_nowhere(
     toy_runner: Make,
     webhook: tuple[str, list[dict[str, Any]]],
@@ -217,6 +223,7 @@ def test_the_path_of_a_webhook_is_masked_in_manifests_and_settings() -> None:
     assert mask_secrets({"notify": "./notify.sh --all"}) == {"notify": "./notify.sh --all"}
 
 
+@pytest.mark.slow
 def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path: Path) -> None:
     record = run_recorded(toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}")
     payload = read_json(tmp_path / "end.json")
@@ -227,6 +234,7 @@ def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["false", "/no/such/command", "http://127.0.0.1:9/", "unbalanced 'quote"])
 def test_a_hook_that_fails_is_a_warning(toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture) -> None:
     record = run_recorded(toy_runner(first={"n": 1}), hook=hook)

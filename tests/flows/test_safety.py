@@ -72,6 +72,7 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(toy_runner: Make, 
     assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == MASKED
 
 
+@pytest.mark.slow
 def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_address(
     toy_runner: Make, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runne
     assert "wJalrXUtnFEMI" not in str(runner.observer.events)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_address_of_a_store_is_told_of_without_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "a.yaml").write_text("name: a\nsources: {a: {path: a.txt}}\n")

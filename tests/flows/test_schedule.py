@@ -74,6 +74,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
     return jobs, workers
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tuple[list[Job], int]) -> None:
     jobs, workers = graph
@@ -117,6 +118,7 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
     assert (sorted(begun), finished) == (["bad", "good"], ["good"])
 
 
+@pytest.mark.slow
 def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(toy_runner: Callable[..., Runner]) -> None:
     runner = toy_runner(waiting={}, failing={})
     runner.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
@@ -141,6 +143,7 @@ def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(toy_runner
     assert states == ["unfinished"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
     toy_runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.encoder_settings import ReadingModel
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = """
 name: found
 sources: {web: {path: web.jsonl, id_field: key}}

@@ -19,6 +19,8 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from tests.dataprep.small_models import write_word_vectors
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = """
 name: meanings
 sources: {web: {path: web.jsonl, id_field: key}}

@@ -128,6 +128,7 @@ def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits
         assert subprocess.run([bash, "-n", str(jobs / name)]).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
@@ -141,6 +142,7 @@ def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path
     assert " 02-" in submitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -51,6 +51,7 @@ def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
     assert 0 <= cost["cpu_seconds"] < 5, "what the server imported is not the stage's"
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_resumes_and_one_that_fails_says_why(forked: Make) -> None:
     runner = forked(first={"n": 4}, second={"die_once": True}, failing={})
     runner.run_stage("first")
@@ -66,6 +67,7 @@ def test_its_exit_code_is_that_of_a_program(forked: Make) -> None:
         forked(exiting={}).run_stage("exiting")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make) -> None:
     runner = forked(first={"n": 1}, waiting={})
     runner.run_stage("first")
@@ -79,6 +81,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make
     assert runner.run_stage("first", force=True).note == "same bytes as before", "another one can be forked"
 
 
+@pytest.mark.slow
 def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
     forked: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

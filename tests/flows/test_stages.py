@@ -28,6 +28,7 @@ def changed_by(*overrides: str) -> list[str]:
     return [name for name in before if before[name].fingerprint != after[name].fingerprint]
 
 
+@pytest.mark.slow
 def test_the_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
         "ingest",
@@ -51,6 +52,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
     assert [name for name in STAGES if name in after] == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "first_changed"),
     [
