@@ -1,15 +1,20 @@
-"""The addresses of the pages: how links are written, and how what a browser asks for is read."""
+"""Addresses of the pages: the query of each kind of page as a model, links, and parsing of requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 
+from gristmill.flows.pages.page_elements import Inline, Link, Links
+
 DOCUMENTS = "documents"
-"""What the corpus of a run is called in addresses, beside those of prepared examples."""
+"""Name in addresses of the corpus of a run, beside those of prepared examples."""
+SEARCH_PAGE, CUTS_PAGE, CLUSTERS_PAGE, DOMAINS_PAGE = "search", "cuts", "duplicates", "domains"
+ROWS_PAGE, TRAINING_PAGE, EXAMPLES_PAGE = "rows", "training", "examples"
 MOST_ROW = 2**62
 OUTCOMES = ("kept", "dropped", "quarantined")
 Name = Annotated[str, Field(max_length=200)]
@@ -17,18 +22,40 @@ Number = Annotated[int, Field(ge=0, le=MOST_ROW)]
 
 
 class BadAddressError(ValueError):
-    """An address asks for what no page has."""
+    """An address with a parameter or a value that its page does not have."""
 
 
-def address(*parts: object, **asked: object) -> str:
-    """A link to a page of this server; values that are absent are left out."""
-    given = {name: value for name, value in asked.items() if value not in (None, "", False)}
+def address(*parts: object, **parameters: object) -> str:
+    """A link to a page of this server; parameters without a value are left out."""
+    query = {name: value for name, value in parameters.items() if value not in (None, "", False)}
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}?{urlencode(query)}" if query else path
 
 
-class Asked(BaseModel):
-    """What an address asks for: the parts of its path, and its query. An empty field of a form asks for nothing."""
+def corpus_parameter(corpus: str) -> str | None:
+    """The parameter that names a corpus; None for the default one."""
+    return None if corpus == DOCUMENTS else corpus
+
+
+def page_links(total: int, after: int, size: int, link: Callable[[int], str]) -> Links:
+    """Links from a page of `size` of `total` entries to the page before and the next one.
+
+    Args:
+        total: entries of the listing.
+        after: entries before this page.
+        size: entries of a page.
+        link: address of the page after some entries.
+    """
+    links: list[Inline] = []
+    if after:
+        links.append(Link("← before", link(max(0, after - size)), rel="prev"))
+    if after + size < total:
+        links.append(Link("next →", link(after + size), rel="next"))
+    return Links(links)
+
+
+class Query(BaseModel):
+    """Parameters of an address: the parts of its path, and its query. Empty fields of a form count as absent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -38,18 +65,18 @@ class Asked(BaseModel):
         return {name: value for name, value in values.items() if value != ""}
 
 
-class Nothing(Asked):
-    """A page that takes nothing."""
+class NoQuery(Query):
+    """A page without parameters."""
 
 
-class Place(Asked):
-    """Where a listing continues: behind this many entries."""
+class Listing(Query):
+    """A listing that continues after this many entries."""
 
     after: Number = 0
 
 
-class Search(Asked):
-    """Which documents to list."""
+class Search(Query):
+    """Documents to list."""
 
     corpus: Name = DOCUMENTS
     words: Annotated[str, Field(max_length=1000)] | None = None
@@ -75,66 +102,66 @@ class Search(Asked):
         return self
 
     def link(self, after: str | None = None) -> str:
-        """The address of this search, from a place on."""
-        asked = {**self.model_dump(exclude={"after"}), "after": after}
-        return address(DOCUMENTS, **{name: value for name, value in asked.items() if value != DOCUMENTS})
+        """The address of this search, continued after a place."""
+        parameters = {**self.model_dump(exclude={"after"}), "after": after}
+        return address(DOCUMENTS, **{name: value for name, value in parameters.items() if value != DOCUMENTS})
 
 
-class ByMeaning(Asked):
-    """What documents are to be about, and whether by meaning or by words alone."""
+class TextSearch(Query):
+    """A text that documents are about, and whether they are ranked by meaning or by words alone."""
 
     text: Annotated[str, Field(max_length=2000)] | None = None
     by: Literal["meaning", "words"] | None = None
 
 
-class Find(Asked):
+class Find(Query):
     """A document or an example, by its id, the first digits of it, or its locator."""
 
     wanted: Annotated[str, Field(min_length=1, max_length=4000)]
 
 
-class OneDocument(Asked):
+class OneDocument(Query):
     """A document, perhaps with the whole of a long text."""
 
     id: Annotated[str, Field(max_length=4000)]
     whole: bool = False
 
 
-class OneCut(Asked):
+class OneCut(Query):
     """A rule, by its key."""
 
     key: Name
 
 
-class Clusters(Place):
-    """The clusters that a step has found."""
+class Clusters(Listing):
+    """The clusters of a step."""
 
     step: Name
     corpus: Name = DOCUMENTS
 
 
 class OneCluster(Clusters):
-    """A cluster, by its smallest id, and which of its documents is compared with its survivor."""
+    """A cluster, by its smallest id, and the document of it that is compared with its survivor."""
 
     cluster: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     member: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     whole: bool = False
 
 
-class Rows(Place):
+class Rows(Listing):
     """The rows of a packed set: those of training, or a source's that are held out."""
 
     stage: Name
     held_out: Name | None = None
 
 
-class OneStage(Asked):
+class OneStage(Query):
     """A stage."""
 
     stage: Name
 
 
-class OneRow(Asked):
+class OneRow(Query):
     """A row of a packed set."""
 
     stage: Name
@@ -144,42 +171,42 @@ class OneRow(Asked):
     """Each token by itself."""
 
 
-class Training(Place):
+class Training(Listing):
     """The steps of a training; `step` leads to one of them."""
 
     stage: Name
     step: Annotated[int, Field(ge=1, le=MOST_ROW)] | None = None
 
 
-class OneStep(Asked):
-    """What a step read."""
+class OneStep(Query):
+    """A training step."""
 
     stage: Name
     step: Annotated[int, Field(ge=1, le=MOST_ROW)]
 
 
-Kind = TypeVar("Kind", bound=Asked)
+AnyQuery = TypeVar("AnyQuery", bound=Query)
 
 
-def asked(kind: type[Kind], request: Request) -> Kind:
-    """What a request asks for.
+def read_query(model: type[AnyQuery], request: Request) -> AnyQuery:
+    """The query of a request.
 
     Raises:
-        BadAddressError: something of it is missing, unknown, or no such value.
+        BadAddressError: a parameter is missing, unknown, repeated, or has a value that is not allowed.
     """
-    twice = [name for name in request.query_params if len(request.query_params.getlist(name)) > 1]
-    if twice:
-        raise BadAddressError(f"{twice[0]} is there twice; give it once")
+    repeated = [name for name in request.query_params if len(request.query_params.getlist(name)) > 1]
+    if repeated:
+        raise BadAddressError(f"{repeated[0]} is there twice; give it once")
     try:
-        return kind.model_validate({**request.query_params, **request.path_params})
+        return model.model_validate({**request.query_params, **request.path_params})
     except ValidationError as error:
-        raise BadAddressError(_sentence(error, kind)) from error
+        raise BadAddressError(_describe(error, model)) from error
 
 
-def _sentence(error: ValidationError, kind: type[Asked]) -> str:
+def _describe(error: ValidationError, model: type[Query]) -> str:
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"this page does not know {name!r}; it takes {', '.join(kind.model_fields) or 'nothing'}"
-    said = str(first["msg"]).removeprefix("Value error, ")
-    return f"{name}: {said} (got {str(first['input'])[:100]!r})" if name else said
+        return f"this page does not know {name!r}; it takes {', '.join(model.model_fields) or 'nothing'}"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{name}: {message} (got {str(first['input'])[:100]!r})" if name else message

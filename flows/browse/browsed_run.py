@@ -1,4 +1,4 @@
-"""A run as the pages see it: what is committed by now, and what is opened of it once for many requests."""
+"""A run as the pages see it: its committed stages, and what is opened of them once for many requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gristmill.tokenize.packed_files import MANIFEST
 if TYPE_CHECKING:
     from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 
-MOST_KEPT = 200
+MOST_CACHED = 200
 Value = TypeVar("Value")
 Inputs = Mapping[str, Path]
-"""What documents are read by: `ingest`, and the steps that judged them, in their order."""
+"""Folders that documents are read from: `ingest`, and the steps that judged them, in their order."""
 
 
 class NotThereError(LookupError):
@@ -37,8 +37,7 @@ class NotThereError(LookupError):
 class BrowsedRun:
     """A manifest's run, finished or not, asked by several threads.
 
-    Nothing is seen of a stage that is not committed. What was opened is forgotten when a stage is committed, also for
-    the second time.
+    Only committed stages are seen. Whatever was opened is forgotten when a stage is committed, also for the second time.
 
     Args:
         session: the opened manifest.
@@ -47,46 +46,47 @@ class BrowsedRun:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._lock = threading.Lock()
-        self._marks: dict[str, str] = {}
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self._commit_marks: dict[str, str] = {}
+        self._cache: OrderedDict[Hashable, Any] = OrderedDict()
 
     @property
     def name(self) -> str:
-        """Of the manifest."""
+        """Name of the manifest."""
         return self.session.manifest.name
 
     def committed(self) -> dict[str, StageFolder]:
         """The folders of the stages that are committed now, in the order of the plan."""
-        found: dict[str, StageFolder] = {}
+        folders: dict[str, StageFolder] = {}
         with self._lock:
             for stage in self.session.plan:
                 folder = self.session.folder(stage)
-                mark = _mark(folder)
-                if mark is not None and self._marks.get(stage) != mark:
-                    self._kept.clear()
+                mark = _commit_mark(folder)
+                if mark is None:
+                    continue
+                if self._commit_marks.get(stage) != mark:
+                    self._cache.clear()
                     if folder.state() != "committed":
                         continue
-                    self._marks[stage] = mark
-                if mark is not None:
-                    found[stage] = folder
-        return found
+                    self._commit_marks[stage] = mark
+                folders[stage] = folder
+        return folders
 
     def inputs(self) -> dict[str, Path]:
-        """Stage -> folder of its files, of the committed ones."""
+        """Committed stage -> folder of its files."""
         return {stage: folder.data for stage, folder in self.committed().items()}
 
-    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` gives, made once for as long as nothing is committed."""
+    def cached(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The result of `make`, made once until another stage is committed."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                value: Value = self._kept[key]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                value: Value = self._cache[key]
                 return value
         value = make()
         with self._lock:
-            self._kept[key] = value
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._cache[key] = value
+            while len(self._cache) > MOST_CACHED:
+                self._cache.popitem(last=False)
         return value
 
     def folder(self, stage: str) -> StageFolder:
@@ -95,55 +95,57 @@ class BrowsedRun:
         Raises:
             NotThereError: there is no such stage, or it is not committed yet.
         """
-        found = self.committed()
-        if stage in found:
-            return found[stage]
+        folders = self.committed()
+        if stage in folders:
+            return folders[stage]
         if stage not in self.session.plan:
             raise NotThereError(f"there is no stage {stage!r}; this run has {', '.join(self.session.plan)}")
         raise NotThereError(f"{stage} is not committed yet; run: {self.session.command('run', '--until', stage)}")
 
     def summary(self, stage: str) -> dict[str, Any]:
-        """What a committed stage has counted."""
+        """The summary of a committed stage."""
         folder = self.folder(stage)
-        return self.once(("summary", stage), lambda: dict(folder.manifest()["summary"]))
+        return self.cached(("summary", stage), lambda: dict(folder.manifest()["summary"]))
 
     def corpora(self) -> dict[str, Inputs]:
-        """What documents there are: those of the sources, imported ones, and the examples that were prepared."""
+        """Corpora by name: documents of the sources, imported ones, and prepared examples."""
         inputs = self.inputs()
-        found = {DOCUMENTS: self._documents().inputs} if INGEST in inputs else {}
+        by_name: dict[str, Inputs] = {}
+        if INGEST in inputs:
+            by_name[DOCUMENTS] = self._documents().inputs
         if IMPORTED in inputs:
-            found[IMPORTED] = corpora(inputs)[-1]
-        return found | {
-            stage: prepared_inputs(folder)
-            for stage, folder in inputs.items()
-            if self.session.plan[stage].stage.of_examples
-        }
+            by_name[IMPORTED] = corpora(inputs)[-1]
+        for stage, folder in inputs.items():
+            if self.session.plan[stage].stage.of_examples:
+                by_name[stage] = prepared_inputs(folder)
+        return by_name
 
     def _documents(self) -> Corpus:
-        return self.once(DOCUMENTS, lambda: committed_corpus(self.session))
+        return self.cached(DOCUMENTS, lambda: committed_corpus(self.session))
 
     def corpus(self, name: str) -> Inputs:
-        """What one of the corpora is read by.
+        """The folders of one corpus.
 
         Raises:
-            NotThereError: there is no such one, or nothing is read yet.
+            NotThereError: there is no such corpus, or no documents are read yet.
         """
-        found = self.corpora()
-        if name in found:
-            return found[name]
+        by_name = self.corpora()
+        if name in by_name:
+            return by_name[name]
         if name == DOCUMENTS:
-            first = INGEST if INGEST in self.session.plan or IMPORTED not in self.session.plan else IMPORTED
+            plan = self.session.plan
+            first = IMPORTED if INGEST not in plan and IMPORTED in plan else INGEST
             raise NotThereError(f"no documents are read yet; run: {self.session.command('run', '--until', first)}")
-        raise NotThereError(f"there is no corpus {name!r}; this run has {', '.join(found) or 'none yet'}")
+        raise NotThereError(f"there is no corpus {name!r}; this run has {', '.join(by_name) or 'none yet'}")
 
     def columns(self, name: str) -> Corpus:
-        """One of the corpora, with the columns of its documents.
+        """One corpus with the columns of its documents.
 
         Raises:
             NotThereError: as of `corpus`.
         """
         inputs = self.corpus(name)
-        return self._documents() if name == DOCUMENTS else self.once(("corpus", name), lambda: Corpus(inputs))
+        return self._documents() if name == DOCUMENTS else self.cached(("corpus", name), lambda: Corpus(inputs))
 
     def packed_sets(self) -> list[str]:
         """The committed stages whose output is a packed set."""
@@ -159,18 +161,18 @@ class BrowsedRun:
         folder = self.folder(stage).data
         if not (folder / MANIFEST).exists():
             raise NotThereError(f"{stage} makes no rows; those that do are {', '.join(self.packed_sets()) or 'none'}")
-        return self.once(("packed", stage), lambda: PackedSet(folder))
+        return self.cached(("packed", stage), lambda: PackedSet(folder))
 
     def masks(self, stage: str) -> LossMasks | None:
-        """The loss masks of a stage's packed set; None where all tokens are trained."""
+        """The loss masks of a stage's packed set; None if all tokens are trained."""
         packed = self.packed(stage)
         shards = packed.manifest["train"]["shards"]
         if not any(mask_name(shard["file"]) in shard.get("beside", {}) for shard in shards):
             return None
-        return self.once(("masks", stage), lambda: LossMasks(packed))
+        return self.cached(("masks", stage), lambda: LossMasks(packed))
 
     def tokenizer(self) -> TextTokenizer:
-        """What turns tokens into text.
+        """The tokenizer of the run.
 
         Raises:
             NotThereError: it is not made yet.
@@ -178,11 +180,11 @@ class BrowsedRun:
         from gristmill.tokenize.encoding.tokenizer import load
 
         folder = self.folder(TOKENIZER).data
-        return self.once(TOKENIZER, lambda: load(folder))
+        return self.cached(TOKENIZER, lambda: load(folder))
 
 
-def _mark(folder: StageFolder) -> str | None:
-    """What tells one commit of an output from another; None where there is none."""
+def _commit_mark(folder: StageFolder) -> str | None:
+    """Text that differs between two commits of an output; None without a commit."""
     try:
         return (folder.path / "_SUCCESS").read_text()
     except OSError:

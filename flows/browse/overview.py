@@ -1,4 +1,4 @@
-"""The first page: what of a run is made, what is left of its documents after each step, and where to look next."""
+"""The first page: the stages of a run, its documents after each step, and links to every listing."""
 
 from __future__ import annotations
 
@@ -7,114 +7,120 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.core.secrets import mask_text
-from gristmill.flows.browse.addresses import DOCUMENTS, Search, address
+from gristmill.flows.browse.addresses import (
+    CLUSTERS_PAGE,
+    CUTS_PAGE,
+    DOCUMENTS,
+    DOMAINS_PAGE,
+    ROWS_PAGE,
+    SEARCH_PAGE,
+    TRAINING_PAGE,
+    NoQuery,
+    Search,
+    address,
+    corpus_parameter,
+)
 from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.cluster_pages import CLUSTERS_PAGE, address_of, steps_with_clusters
-from gristmill.flows.browse.cut_pages import CUTS_PAGE, link_of_cut
-from gristmill.flows.browse.domain_page import DOMAINS_PAGE, steps_with_domains
-from gristmill.flows.browse.row_pages import ROWS_PAGE, TRAINING_PAGE
-from gristmill.flows.browse.search_page import SEARCH_PAGE
+from gristmill.flows.browse.cluster_pages import steps_with_clusters
+from gristmill.flows.browse.cut_pages import link_of_cut
+from gristmill.flows.browse.domain_page import steps_with_domains
 from gristmill.flows.browse.step_pages import trainings
+from gristmill.flows.pages.page_elements import Inline, Link, Note, Page, Section, ShareBar, Span, Table
 from gristmill.flows.questions.status import describe_running, stage_states
 from gristmill.flows.report.report_facts import funnel, top_reasons
 
 MOST_REASONS = 6
+STATE_MARKS = {"committed": "good", "corrupt": "bad"}
 
 
-def overview_page(run: BrowsedRun) -> dict[str, Any]:
+def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
     """All stages with their states, the funnel, and links to every listing."""
-    states = stage_states(run.session)
     summaries = {name: run.summary(name) for name in run.committed()}
     rows = funnel(summaries, run.session.manifest.steps)
-    read = rows[0]["kept"] if rows else 0
-    links = {row["stage"]: _listing(run, row["stage"]) for row in states}
-    return {
-        "name": run.name,
-        "store": mask_text(str(run.session.store.root)),
-        "manifest": run.session.manifest_file,
-        "stages": [{**row, "link": links[row["stage"]], "said": _said(row)} for row in states],
-        "funnel": [
-            {
-                "step": row["stage"],
-                "read": row["read"],
-                "kept": row["kept"],
-                "width": _width(row["kept"], read),
-                "megabytes": row["bytes_kept"] / 1e6,
-                "reasons": [
-                    _reason(run, row["stage"], reason, count, row["stage"] == rows[0]["stage"])
-                    for reason, count in top_reasons(row, MOST_REASONS)
-                ],
-            }
-            for row in rows
-        ],
-        "sources": [
-            {
-                "name": name,
-                "read": part["read"],
-                "kept": rows[-1]["sources"].get(name, {}).get("kept", 0),
-                "link": Search(source=name).link(),
-            }
-            for name, part in sorted(rows[0].get("sources", {}).items())
-        ]
-        if rows
-        else [],
-        "run_command": run.session.command("run"),
-    }
+    subject = f"{run.session.manifest_file}, store {mask_text(str(run.session.store.root))}"
+    start = f"No documents are read yet. Start with `{run.session.command('run')}`; what is committed appears here."
+    sections = [_funnel_section(run, rows), _source_section(rows)] if rows else []
+    parts = [Note(subject)] if rows else [Note(subject), Note(start, "plain")]
+    return Page(run.name, [*sections, _stage_section(run)], parts)
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    """Why a stage is not committed, or how far it is."""
-    return describe_running(row, time.time()) if "owner" in row else str(row.get("details", ""))
+def _funnel_section(run: BrowsedRun, rows: list[dict[str, Any]]) -> Section:
+    read = rows[0]["kept"] or 1
+    lines = []
+    for row in rows:
+        reasons: list[Inline] = []
+        for reason, count in top_reasons(row, MOST_REASONS):
+            # What could not be read is in no list of documents.
+            listed = "" if row is rows[0] else _reason_link(row["stage"], reason)
+            cut = link_of_cut(run, row["stage"], reason)
+            reasons += [", "] if reasons else []
+            reasons += [Link(reason, listed) if listed else reason, f" {count:,}"]
+            reasons += [" (", Link("its cut", cut), ")"] if cut else []
+        counts = [f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:,.2f}"]
+        lines.append([row["stage"], *counts, ShareBar(row["kept"] / read), reasons])
+    table = Table(["step", "read", "kept", "MB kept", "", "dropped by"], lines, {1, 2, 3})
+    return Section("Documents after each step", [table])
 
 
-def _width(kept: int, read: int) -> float:
-    return round(600 * kept / read, 1) if read else 0.0
+def _reason_link(step: str, reason: str) -> str:
+    is_quarantine = reason == "quarantined"
+    return (Search(step=step, outcome="quarantined") if is_quarantine else Search(step=step, reason=reason)).link()
 
 
-def _reason(run: BrowsedRun, step: str, reason: str, count: int, is_reading: bool) -> dict[str, Any]:
-    """A rule with how many it dropped; what could not be read is in no list of documents."""
-    found = Search(step=step, outcome="quarantined") if reason == "quarantined" else Search(step=step, reason=reason)
-    return {
-        "reason": reason,
-        "count": count,
-        "list": None if is_reading else found.link(),
-        "cut": link_of_cut(run, step, reason),
-    }
+def _source_section(rows: list[dict[str, Any]]) -> Section:
+    lines = []
+    for name, counts in sorted(rows[0].get("sources", {}).items()):
+        kept = rows[-1]["sources"].get(name, {}).get("kept", 0)
+        share = f"{kept / counts['read']:.1%}" if counts["read"] else ""
+        lines.append([Link(name, Search(source=name).link()), f"{counts['read']:,}", f"{kept:,}", share])
+    return Section("Sources", [Table(["source", "read", "left", "share"], lines, {1, 2, 3}, {"left": "after all steps"})])
 
 
-def _listing(run: BrowsedRun, stage: str) -> str | None:
-    """The page that has most to say of a stage."""
+def _stage_section(run: BrowsedRun) -> Section:
+    lines = []
+    for state in stage_states(run.session):
+        link = _listing_of(run, state["stage"])
+        mark: Any = STATE_MARKS.get(state["state"], "masked")
+        lines.append(
+            [
+                Link(state["stage"], link) if link else state["stage"],
+                Span(state["state"], mark),
+                f"{state['seconds']:,.1f}" if "seconds" in state else "",
+                f"{state['bytes'] / 1e6:,.2f}" if "bytes" in state else "",
+                _remark(state),
+            ]
+        )
+    return Section("Stages", [Table(["stage", "state", "seconds", "MB", ""], lines, {2, 3}, {"MB": "of its output"})])
+
+
+def _remark(state: Mapping[str, Any]) -> str:
+    """The progress of a running stage, or why one is not committed."""
+    return describe_running(state, time.time()) if "owner" in state else str(state.get("details", ""))
+
+
+def _listing_of(run: BrowsedRun, stage: str) -> str:
+    """The page about a stage; empty if there is none."""
     if stage in run.packed_sets():
         return address(ROWS_PAGE, stage)
     if stage in trainings(run):
         return address(TRAINING_PAGE, stage)
     if stage in steps_with_domains(run):
         return address(DOMAINS_PAGE, stage)
-    return next(
-        (
-            address(CLUSTERS_PAGE, step, corpus=address_of(corpus))
-            for corpus, step in steps_with_clusters(run)
-            if stage == step and corpus == DOCUMENTS
-        ),
-        None,
-    )
+    return address(CLUSTERS_PAGE, stage) if (DOCUMENTS, stage) in steps_with_clusters(run) else ""
 
 
-def navigation(run: BrowsedRun) -> list[tuple[str, str]]:
-    """The listings that a run has by now: title and address."""
-    found = [("overview", "/")]
-    found += [
-        ("documents" if name == DOCUMENTS else name, address(DOCUMENTS, corpus=address_of(name)))
-        for name in run.corpora()
-    ]
-    found += [("search", address(SEARCH_PAGE)), ("cuts", address(CUTS_PAGE))] if DOCUMENTS in run.corpora() else []
-    domains = steps_with_domains(run)
-    found += [("domains", address(DOMAINS_PAGE, domains[0]))] if domains else []
-    clusters = steps_with_clusters(run)
-    found += (
-        [("duplicates", address(CLUSTERS_PAGE, clusters[0][1], corpus=address_of(clusters[0][0])))] if clusters else []
-    )
-    sets = run.packed_sets()
-    found += [("rows", address(ROWS_PAGE, sets[0]))] if sets else []
-    trained = trainings(run)
-    return found + ([("training", address(TRAINING_PAGE, trained[0]))] if trained else [])
+def navigation(run: BrowsedRun) -> list[Link]:
+    """Links to the listings that a run has by now."""
+    links = [Link("overview", "/")]
+    links += [Link(name, address(DOCUMENTS, corpus=corpus_parameter(name))) for name in run.corpora()]
+    if DOCUMENTS in run.corpora():
+        links += [Link("search", address(SEARCH_PAGE)), Link("cuts", address(CUTS_PAGE))]
+    for step in steps_with_domains(run)[:1]:
+        links.append(Link("domains", address(DOMAINS_PAGE, step)))
+    for corpus, step in steps_with_clusters(run)[:1]:
+        links.append(Link("duplicates", address(CLUSTERS_PAGE, step, corpus=corpus_parameter(corpus))))
+    for stage in run.packed_sets()[:1]:
+        links.append(Link("rows", address(ROWS_PAGE, stage)))
+    for stage in trainings(run)[:1]:
+        links.append(Link("training", address(TRAINING_PAGE, stage)))
+    return links

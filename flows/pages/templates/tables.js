@@ -3,7 +3,7 @@
 const LONG = 12;
 const value = (row, column) => row.cells[column].textContent.trim();
 const number = text => Number(text.replace(/[≈,%\s]/g, "").match(/^[-+]?[0-9.]+(e[-+]?\d+)?/i)?.[0] ?? NaN);
-for (const table of document.querySelectorAll("table.report")) {
+for (const table of document.querySelectorAll("table")) {
   const [head, ...rows] = table.rows;
   if (rows.length < 2) continue;
   for (const [column, cell] of [...head.cells].entries()) {

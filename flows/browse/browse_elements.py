@@ -1,0 +1,77 @@
+"""Elements that several pages share: measured values, verdicts, ids, excerpts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gristmill.dataprep.documents import QUARANTINE_REASON
+from gristmill.flows.pages.page_elements import Inline, Link, Links, Note, Span
+from gristmill.flows.questions.search import marked
+
+
+def value_text(value: object) -> str:
+    """A measured value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def values_note(values: Iterable[tuple[str, object]]) -> Note:
+    """Measured values in a row, each after its name."""
+    pieces: list[Inline] = []
+    for name, value in values:
+        pieces += [" · "] * bool(pieces) + [f"{name} ", Span(value_text(value), "strong")]
+    return Note(pieces)
+
+
+def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
+    """Whether a document was kept, else the step that dropped it (None: the one at hand) and why."""
+    if kept:
+        return Span("kept", "kept")
+    is_quarantined = reason == QUARANTINE_REASON
+    badge = Span("quarantined" if is_quarantined else "dropped", "dropped")
+    cause = "" if reason is None or is_quarantined else f" {reason}"
+    return [badge, f" by {step}" if step else "", ":" if step and cause else "", cause]
+
+
+def id_span(document: str) -> Span:
+    """The first digits of an id, with the whole of it where a pointer rests."""
+    return Span(document[:16], "code", document)
+
+
+def document_note(
+    verdict_of_it: Inline, source: str, characters: int, document: str, details: Sequence[str] = ()
+) -> list[Inline]:
+    """A line about a listed document."""
+    line: list[Inline] = [verdict_of_it]
+    for detail in (source, f"{characters:,} characters", *details):
+        line += [" · ", detail]
+    return [*line, " · ", id_span(document)]
+
+
+def highlighted(excerpt: str, words: Sequence[str]) -> list[Inline]:
+    """An excerpt with the words of a search marked."""
+    return [Span(text, "hit" if is_word else "") for text, is_word in marked(excerpt, words)]
+
+
+def tabs(links: Sequence[tuple[str, str]], current: str) -> Links:
+    """Links (name, address) between alike pages; none for a single page."""
+    if len(links) < 2:
+        return Links([])
+    return Links([name if name == current else Link(name, href) for name, href in links])
+
+
+def numbered_links(label: str, links: Sequence[tuple[object, str]], total: int) -> Links:
+    """Links to the first of `total` rows or steps, and the number of those left out."""
+    shown: list[Inline] = [Link(str(number), href) for number, href in links]
+    if total > len(links):
+        shown.append(Span(f"and {total - len(links):,} more"))
+    return Links(shown, label)

@@ -1,0 +1,390 @@
+"""Elements of a page as plain data: sections of notes, tables, pictures, texts, lists and forms.
+
+`page_html.py` writes them as HTML, `markdown.py` as Markdown. Templates escape every value, so that no element can bring
+tags of its own, except the pictures of `pictures.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
+
+from gristmill.flows.pages.column_glossary import MEANINGS
+
+Mark: TypeAlias = Literal[
+    "", "strong", "code", "hit", "removed", "added", "trained", "masked", "plain", "kept", "dropped", "good", "bad"
+]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Text with a mark, and a title that is shown where a pointer rests on it."""
+
+    text: str
+    mark: Mark = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to another page.
+
+    Attributes:
+        text: of the link.
+        href: its address.
+        rel: `next` or `prev`, of a listing.
+        keys: names of keys that follow it, of pages with `keys.js`.
+    """
+
+    text: Inline
+    href: str
+    rel: str = ""
+    keys: str = ""
+
+
+@dataclass(frozen=True)
+class ShareBar:
+    """A bar of a share from 0 to 1, for a cell of a table."""
+
+    share: float
+
+
+Inline: TypeAlias = str | float | Span | Link | ShareBar | Sequence["Inline"]
+"""Content of a line or a cell: text that may break after the punctuation of long names, spans, links."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence or two; text between `backticks` is code."""
+
+    text: Inline
+    tone: Literal["note", "plain", "warning"] = "note"
+    kind: ClassVar = "note"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: Inline
+    kind: ClassVar = "heading"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns in `numeric` are set to the right, and their cells never break."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Inline]]
+    numeric: Collection[int] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """Meanings of columns that differ from `column_glossary.py`."""
+    kind: ClassVar = "table"
+
+    def meaning(self, column: str) -> str:
+        """The meaning of a column; empty if its name suffices."""
+        return self.meanings.get(column) or MEANINGS.get(column, "")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture from `pictures.py` with a caption."""
+
+    svg: str
+    caption: str
+    kind: ClassVar = "figure"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a histogram, in units of its drawing (600 by 150), and the link that it is."""
+
+    x: float
+    width: float
+    height: float
+    title: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars with labels (x, text) under the axis and a line at `cut`; see `histogram.py`."""
+
+    bars: Sequence[Bar]
+    labels: Sequence[tuple[float, str]]
+    cut: float | None
+    caption: str
+    kind: ClassVar = "histogram"
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """A point of a map: a dot, or a label if it has a text."""
+
+    x: float
+    y: float
+    series: int
+    text: str = ""
+    title: str = ""
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class DotMap:
+    """A square map of dots, of a colour for each series, and labels over them; see `dot_map.py`."""
+
+    dots: Sequence[MapPoint]
+    labels: Sequence[MapPoint]
+    caption: str
+    kind: ClassVar = "dot_map"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a listing: its title, an excerpt of a text, and a line about it."""
+
+    title: Inline
+    text: Inline
+    note: Inline = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Short texts under a heading, which may be empty."""
+
+    title: str
+    entries: Sequence[Entry]
+    kind: ClassVar = "listing"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text with its white space. `columns` is printed small and in columns; in `tokens` every span has a frame."""
+
+    spans: Sequence[Span]
+    layout: Literal["", "columns", "tokens"] = ""
+    kind: ClassVar = "text"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """(title, parts) of columns beside each other, on narrow screens below each other."""
+
+    columns: Sequence[tuple[Inline, Sequence[Part]]]
+    kind: ClassVar = "sides"
+
+
+@dataclass(frozen=True)
+class Details:
+    """Parts that a click opens."""
+
+    summary: str
+    parts: Sequence[Part]
+    long: bool = False
+    """Left out of Markdown, where nothing can be folded."""
+    kind: ClassVar = "details"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Names with their values, one below the other."""
+
+    rows: Sequence[tuple[str, Inline]]
+    kind: ClassVar = "fields"
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links in a row after a label; a text among them is the current one."""
+
+    links: Sequence[Inline]
+    label: str = ""
+    kind: ClassVar = "links"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A bar of `done` of `total`, with a text."""
+
+    text: str
+    done: int
+    total: int
+    kind: ClassVar = "progress"
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input of a form.
+
+    Attributes:
+        name: the parameter.
+        label: shown above it; empty for one that only has its placeholder.
+        value: its content.
+        placeholder: shown while it is empty.
+        most: characters.
+        is_wide: twice as wide as others.
+        is_number: keyboards of phones show digits.
+        is_required: the form is not sent without it.
+    """
+
+    name: str
+    label: str = ""
+    value: str = ""
+    placeholder: str = ""
+    most: int = 200
+    is_wide: bool = False
+    is_number: bool = False
+    is_required: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A list of a form: group -> options; the group `""` has no heading. `any_label` is the empty option."""
+
+    name: str
+    label: str
+    groups: Mapping[str, Sequence[str]]
+    value: str = ""
+    any_label: str = "any"
+
+
+@dataclass(frozen=True)
+class Button:
+    """A button of a form, with the parameter that it sends.
+
+    Attributes:
+        text: of the button.
+        name, value: the parameter; without a name it sends none.
+        keys: names of keys that press it, of pages with `keys.js`.
+        hint: the key that is shown.
+        is_pressed: it was pressed before.
+    """
+
+    text: str
+    name: str = ""
+    value: str = ""
+    keys: str = ""
+    hint: str = ""
+    is_pressed: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form: fields, hidden parameters and buttons.
+
+    Attributes:
+        action: the address that it is sent to.
+        fields: in their order.
+        buttons: after them.
+        hidden: parameters that no one sees.
+        layout: class of its style.
+        method: of the request.
+        after: follows the buttons.
+    """
+
+    action: str
+    fields: Sequence[Field | Choice]
+    buttons: Sequence[Button]
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    layout: Literal["", "filters", "find", "choices"] = ""
+    method: Literal["get", "post"] = "get"
+    after: Inline = ""
+    kind: ClassVar = "form"
+
+
+Part = (
+    Note
+    | Heading
+    | Table
+    | Figure
+    | Histogram
+    | DotMap
+    | Listing
+    | Text
+    | Sides
+    | Details
+    | Fields
+    | Links
+    | Progress
+    | Form
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page about one subject; the page's contents list its title."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title: of the page.
+        sections: in their order.
+        parts: before the first section.
+        note: a line beneath the title.
+        cards: (name, value) of the numbers that people ask for first.
+        header: above the title, of pages of a server.
+        contents: whether links to the sections stand at the top.
+        site: follows the title in a browser's tab.
+    """
+
+    title: str
+    sections: Sequence[Section] = ()
+    parts: Sequence[Part] = ()
+    note: str = ""
+    cards: Sequence[tuple[str, str]] = ()
+    header: Sequence[Part] = ()
+    contents: bool = False
+    site: str = "gristmill"
+
+
+def section_of(title: str, *parts: Part | Iterable[Part] | None) -> Section | None:
+    """A section of the parts that have content; None without any but notes and headings.
+
+    Args:
+        title: of the section.
+        parts: parts, lists of parts, and None for those that are left out.
+    """
+    kept: list[Part] = []
+    for part in parts:
+        if part is None:
+            continue
+        kept += [part] if isinstance(part, Part) else part
+    kept = [part for part in kept if not isinstance(part, Table) or part.rows]
+    has_content = any(not isinstance(part, Note | Heading) for part in kept)
+    return Section(title, kept) if has_content else None
+
+
+def inline_text(value: Inline) -> str:
+    """The text of inline content without its marks and links."""
+    if isinstance(value, Span | Link):
+        return inline_text(value.text)
+    if isinstance(value, ShareBar):
+        return ""
+    if isinstance(value, str | int | float):
+        return str(value)
+    return "".join(map(inline_text, value))
+
+
+def column_definitions(sections: Sequence[Section]) -> Section | None:
+    """A list of the columns of all tables with their meanings, for readers without a pointer."""
+    rows = set()
+    for section in sections:
+        for table in _tables(section.parts):
+            rows |= {(name, table.meaning(name)) for name in table.header if table.meaning(name)}
+    definitions = Table(["column", "holds"], sorted(rows))
+    return Section("What the columns hold", [Details("All columns of these tables", [definitions])]) if rows else None
+
+
+def _tables(parts: Sequence[Part]) -> Iterator[Table]:
+    for part in parts:
+        if isinstance(part, Table) and part.rows:
+            yield part
+        elif isinstance(part, Details):
+            yield from _tables(part.parts)

@@ -1,0 +1,134 @@
+"""Pages as HTML: self-contained files, and pages of the servers of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gristmill.flows.pages.column_glossary import MEANINGS
+from gristmill.flows.pages.page_elements import Page
+from gristmill.flows.pages.pictures import COLOURS, ON_DARK
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
+LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#111827",
+    "soft": "#6b7280",
+    "line": "#e5e7eb",
+    "edge": "#9ca3af",
+    "accent": "#2563eb",
+    "plain": "#f9fafb",
+    "trained": "#bbf7d0",
+    "removed": "#fee2e2",
+    "added": "#dcfce7",
+    "hit": "#fef08a",
+    "good": "#15803d",
+    "bad": "#b91c1c",
+}
+DARK = {
+    "paper": "#111827",
+    "ink": "#f3f4f6",
+    "soft": "#9ca3af",
+    "line": "#374151",
+    "edge": "#6b7280",
+    "accent": "#60a5fa",
+    "plain": "#1f2937",
+    "trained": "#14532d",
+    "removed": "#5b1a1a",
+    "added": "#14452a",
+    "hit": "#854d0e",
+    "good": "#86efac",
+    "bad": "#fca5a5",
+    **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)},
+}
+"""Variables of the style, in either mode."""
+STYLE, SCRIPT = "/style.css", "/keys.js"
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+"""Headers of every answer of a server: texts of strangers stay text, and no other page may show or load them."""
+LONG_NAME = 16
+"""Characters that a column of a table always has room for."""
+BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
+"""Places where a line may end inside long names of rules, files and keys."""
+
+
+def html_file(page: Page) -> str:
+    """A whole HTML file. Browsers load nothing for it, and run only the script that sorts and searches its tables."""
+    return _render(page, policy=file_policy(), table_script=table_script(), script="")
+
+
+def served_html(page: Page, has_keys: bool = False) -> str:
+    """A page of a server, which has `style_sheet` and, if the page has keys, `key_script` beside it."""
+    return _render(page, policy="", table_script="", script=SCRIPT if has_keys else "")
+
+
+def _render(page: Page, **options: str) -> str:
+    return environment(TEMPLATES).get_template("page.html.jinja").render(page=page, style=STYLE, **_palette(), **options)
+
+
+def _palette() -> dict[str, object]:
+    return {"light": LIGHT, "dark": DARK, "series": COLOURS}
+
+
+def style_sheet() -> str:
+    """The style of all pages, light or dark as the browser is."""
+    return environment(TEMPLATES).get_template("style.css.jinja").render(**_palette())
+
+
+@cache
+def table_script() -> str:
+    """The script that sorts and searches tables."""
+    return (TEMPLATES / "tables.js").read_text(encoding="utf-8")
+
+
+def key_script() -> str:
+    """The script by which keys press buttons and follow links."""
+    return (TEMPLATES / "keys.js").read_text(encoding="utf-8")
+
+
+@cache
+def file_policy() -> str:
+    """The Content-Security-Policy of a file: no other file, and no script but `table_script`, by its hash."""
+    digest = b64encode(hashlib.sha256(table_script().encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+
+
+@cache
+def environment(folder: Path) -> Environment:
+    """The templates of a folder. They escape every value."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["breakable"] = breakable
+    templates.globals["meanings"] = MEANINGS
+    return templates
+
+
+def breakable(value: object) -> list[str]:
+    """A text in pieces between which a line may end: after the punctuation of its long names."""
+    pieces = [""]
+    for word in re.split(r"(\s+)", str(value)):
+        first, *more = BREAKS.split(word) if len(word) > LONG_NAME else [word]
+        pieces[-1] += first
+        pieces += more
+    return pieces

@@ -1,0 +1,89 @@
+"""The server of pages on the loopback address, shared by `gristmill browse` and `gristmill rate`.
+
+Pages show texts of strangers. Templates escape every value, a policy lets browsers load nothing but the style sheet of
+this server, and pages of other sites can neither frame a page of it nor read one: requests that name another host, or
+that another site's page makes, are refused.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from gristmill.core.secrets import mask_known
+from gristmill.flows.access_token import AccessToken, SignIn
+from gristmill.flows.models.listening import LOOPBACK, serve
+from gristmill.flows.pages.page_elements import Page
+from gristmill.flows.pages.page_html import HEADERS, SCRIPT, STYLE, key_script, served_html, style_sheet
+
+HOSTS = ["127.0.0.1", "localhost"]
+
+
+def page_app(
+    routes: Sequence[Route], handlers: Mapping[Any, Any] | None = None, has_keys: bool = False
+) -> GuardedApp:
+    """The application that answers `routes`.
+
+    Args:
+        routes: addresses with the functions that answer them.
+        handlers: class of an error -> its answer.
+        has_keys: pages run `keys.js`.
+    """
+    assets = [_asset(STYLE, style_sheet(), "text/css")]
+    headers = dict(HEADERS)
+    if has_keys:
+        assets.append(_asset(SCRIPT, key_script(), "text/javascript"))
+        headers["content-security-policy"] += "; script-src 'self'"
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
+    app = Starlette(routes=[*routes, *assets], middleware=[hosts], exception_handlers=handlers or {})
+    # Outside of everything: Starlette answers unexpected errors before its own middleware.
+    return GuardedApp(app, headers)
+
+
+def _asset(path: str, content: str, media_type: str) -> Route:
+    return Route(path, lambda request: PlainTextResponse(content, media_type=media_type), methods=["GET"])
+
+
+def page_response(page: Page, status: int = HTTPStatus.OK, has_keys: bool = False) -> Response:
+    """A page as an answer, known secrets masked."""
+    return HTMLResponse(mask_known(served_html(page, has_keys)), status)
+
+
+def serve_pages(app: GuardedApp, listening: socket.socket, purpose: str) -> None:
+    """Print the address with a fresh token and the purpose of the pages; serve until Ctrl-C."""
+    token = AccessToken.fresh(listening.getsockname()[1])
+    print(f"{token.url(LOOPBACK[0])} {purpose}; Ctrl-C ends it", flush=True)
+    serve(SignIn(app, token), listening)
+
+
+class GuardedApp:
+    """An application whose answers have `headers`, and which refuses requests of other sites' pages."""
+
+    def __init__(self, app: Starlette, headers: Mapping[str, str]) -> None:
+        self._app = app
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers]
+            await send(message)
+
+        request_headers = dict(scope.get("headers", ()))
+        is_foreign = request_headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        # Who follows a link from elsewhere sees the page; a page of another site cannot load it into itself.
+        if scope["type"] == "http" and is_foreign and request_headers.get(b"sec-fetch-mode") != b"navigate":
+            refusal = PlainTextResponse("pages of other sites get nothing from here", HTTPStatus.FORBIDDEN)
+            await refusal(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
