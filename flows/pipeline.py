@@ -36,7 +36,7 @@ from gristmill.flows.orchestration.reporting import (
     publish_run,
     publishing_refusal,
 )
-from gristmill.flows.report.prerender import drawing_ahead
+from gristmill.flows.report.prerender import prerenderer
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.observers import Observers
@@ -182,7 +182,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
     caller_server = server_of_caller.get()
     server = nullcontext(caller_server) if caller_server is not None else session.stage_server(stages, force)
     futures: dict[str, Any] = {}
-    prerender = drawing_ahead(session)
+    prerender = prerenderer(session)
 
     def finish(stage: str, future: Any) -> None:
         future.result()

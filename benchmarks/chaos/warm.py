@@ -47,7 +47,7 @@ FORKED = (
 IMPORTED = (
     *FORKED,
     "gristmill.flows.running.launch",
-    "gristmill.flows.report.summary",
+    "gristmill.flows.report.terminal_summary",
     "gristmill.dataprep.jobs.tasks",
     "apache_beam.runners.portability.fn_api_runner",
     "torch.distributed.fsdp",

@@ -292,7 +292,7 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
 
     from gristmill.dataprep.whatif_thresholds import short_name
     from gristmill.flows.authoring.look_at_data import size
-    from gristmill.flows.report.summary import plain_table, section
+    from gristmill.flows.pages.terminal_tables import plain_table, section
     from gristmill.flows.running.terminal import plain_console
 
     console = plain_console()
@@ -354,7 +354,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> None:
-    from gristmill.flows.report.summary import section
+    from gristmill.flows.pages.terminal_tables import section
 
     section(console, "Languages")
     if languages["missing"]:

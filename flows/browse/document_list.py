@@ -1,7 +1,7 @@
 """The list of documents: those that meet a search, some on each page, read from the shards that hold them.
 
-What was measured is read of one shard after another until a page is full; texts are read of the documents that are
-shown, and where words are looked for of as many as SCANNED_BYTES hold: then the page says how far it has come.
+Measured values are read of one shard after another until a page is full; texts are read of the documents that are shown,
+and of as many as SCANNED_BYTES hold in a search for words: then the page says how far it has come.
 """
 
 from __future__ import annotations
@@ -22,28 +22,49 @@ from gristmill.dataprep.documents import QUARANTINE_REASON, column_names, open_t
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.where_sql import columns_in, evaluate
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.flows.browse.addresses import DOCUMENTS, BadAddressError, Search, address
+from gristmill.flows.browse.addresses import (
+    DOCUMENTS,
+    OUTCOMES,
+    BadAddressError,
+    Search,
+    address,
+    corpus_parameter,
+)
+from gristmill.flows.browse.browse_elements import document_note, highlighted, value_text, verdict
 from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.questions.search import marked
+from gristmill.flows.pages.page_elements import (
+    Button,
+    Choice,
+    Entry,
+    Field,
+    Form,
+    Inline,
+    Link,
+    Links,
+    Listing,
+    Note,
+    Page,
+    Part,
+)
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25
 SCANNED_BYTES = 64 << 20
-"""Of texts in which words are looked for, before a page says how far it has come: about half a second."""
+"""Texts that a search for words reads before a page says how far it has come: about half a second."""
 SCANNED_ROWS = 2000
 """Texts that are read at a time."""
 MOST_COUNTED = 1_000_000
-"""Documents: of a larger corpus it is not counted how many fit."""
+"""Documents of the largest corpus whose matches are counted."""
 JUDGED = ("source", "kept", "dropped_by", "reason")
 LANGUAGE = "language"
 WORDS = re.compile(r'"([^"]+)"|(\S+)')
-"""A text between quotes is looked for as it is."""
+"""A text between quotes is searched as it is."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that fits: where it is, and what was read of it."""
+    """A document that matches: its place, and the columns that were read of it."""
 
     shard: str
     row: int
@@ -52,12 +73,12 @@ class Hit:
 
 @dataclass
 class Scan:
-    """How far a search has come.
+    """The progress of a search.
 
     Attributes:
-        hits: what it has found.
-        after: where it would go on; None where it has seen all.
-        scanned: documents whose texts were looked at; None where no words were looked for.
+        hits: matching documents.
+        after: where the search continues; None at its end.
+        scanned: documents whose texts were read; None without a search for words.
     """
 
     hits: list[Hit]
@@ -65,102 +86,117 @@ class Scan:
     scanned: int | None = None
 
 
-def documents_page(run: BrowsedRun, asked: Search) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Choices:
+    """Values that the form offers: sources, languages, rules by step, and numeric columns."""
+
+    sources: list[str]
+    languages: list[str]
+    reasons: dict[str, list[str]]
+    columns: list[str]
+
+
+def documents_page(run: BrowsedRun, query: Search) -> Page:
     """The documents that meet a search, from a place on."""
-    inputs = run.corpus(asked.corpus)
-    corpus = run.columns(asked.corpus)
-    wanted = _columns(corpus, asked)
-    scan = search(corpus, asked, wanted)
-    total = run.once(("documents", asked.corpus), lambda: _number_of_documents(corpus))
-    counted = asked.words is None and total <= MOST_COUNTED
-    unpaged = asked.model_copy(update={"after": None})
-    return {
-        "asked": asked,
-        "total": total,
-        "columns": [one for one in wanted if one not in JUDGED],
-        "count": run.once(("count", unpaged), lambda: _count(corpus, unpaged, wanted)) if counted else None,
-        "hits": [
-            line
-            for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard)
-            for line in _lines(inputs, shard, list(hits), asked)
-        ],
-        "next": asked.link(scan.after) if scan.after else None,
-        "first": asked.link() if asked.after else None,
-        "scanned": scan.scanned,
-        "is_filtered": asked != Search(corpus=asked.corpus, after=asked.after),
-        "form": run.once(("form", asked.corpus), lambda: _form(run, corpus, asked.corpus)),
-    }
-
-
-def _columns(corpus: Corpus, asked: Search) -> list[str]:
-    """What is read of every document."""
-    wanted = [
-        *JUDGED,
-        *([LANGUAGE] if asked.language else []),
-        *([asked.column] if asked.column else []),
-        *([] if asked.where is None else columns_in(asked.where, corpus.schema.names)),
+    inputs = run.corpus(query.corpus)
+    corpus = run.columns(query.corpus)
+    columns = _columns(corpus, query)
+    scan = search(corpus, query, columns)
+    total = run.cached(("documents", query.corpus), lambda: _number_of_documents(corpus))
+    following = query.link(scan.after) if scan.after else ""
+    first_page = query.model_copy(update={"after": None})
+    count: Inline = f"of {total:,} documents"
+    if query.words is None and total <= MOST_COUNTED:
+        matches = run.cached(("count", first_page), lambda: _count(corpus, first_page, columns))
+        count = f"{matches:,} {count}"
+    elif scan.scanned is not None:
+        progress = f"{len(scan.hits)} found in {scan.scanned:,} documents that were looked through"
+        count = [progress, "; ", Link("continue the search", following)] if following else progress
+    entries: list[Entry] = []
+    for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard):
+        entries += _entries(inputs, shard, list(hits), query)
+    links: list[Inline] = [Link("← the first ones", query.link())] if query.after else []
+    links += [Link("next →", following, rel="next")] if following else []
+    nothing = Note(f"None of them fits{' so far' if following else ''}.", "plain")
+    parts: list[Part] = [
+        _form(run, corpus, query, total),
+        Note(count),
+        Listing("", entries) if entries else nothing,
+        Links(links),
     ]
-    for name in wanted:
+    return Page("Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}", parts=parts)
+
+
+def _columns(corpus: Corpus, query: Search) -> list[str]:
+    """Columns that are read of every document."""
+    columns = list(JUDGED)
+    columns += [LANGUAGE] if query.language else []
+    columns += [query.column] if query.column else []
+    columns += columns_in(query.where, corpus.schema.names) if query.where is not None else []
+    for name in columns:
         if name not in corpus.schema.names:
             raise BadAddressError(f"no step has measured {name!r}; columns are {', '.join(corpus.measured) or 'none'}")
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(columns))
 
 
-def search(corpus: Corpus, asked: Search, wanted: Sequence[str]) -> Scan:
-    """Documents that fit, in the order of the corpus: as many as a page shows, or fewer where words are rare."""
-    found = Scan([], scanned=None if asked.words is None else 0)
-    first, row = map(int, (asked.after or "0-0").split("-"))
+def search(corpus: Corpus, query: Search, columns: Sequence[str]) -> Scan:
+    """Matching documents in the order of the corpus: as many as a page shows, or fewer if words are rare."""
+    scan = Scan([], scanned=None if query.words is None else 0)
+    first_shard, first_row = map(int, (query.after or "0-0").split("-"))
     budget = SCANNED_BYTES
-    for number, shard in list(enumerate(corpus.shards))[first:]:
-        table = corpus.read(shard, wanted, kept=None)
-        rows = np.flatnonzero(fitting(table, asked))
-        rows = rows[rows >= (row if number == first else 0)]
+    for number, shard in list(enumerate(corpus.shards))[first_shard:]:
+        table = corpus.read(shard, columns, kept=None)
+        rows = np.flatnonzero(matches(table, query))
+        rows = rows[rows >= (first_row if number == first_shard else 0)]
         for begin in range(0, len(rows), SCANNED_ROWS):
             part = rows[begin : begin + SCANNED_ROWS]
             if budget <= 0:
-                found.after = f"{number}-{part[0]}"
-                return found
-            if asked.words is not None and found.scanned is not None:
-                found.scanned += len(part)
-                part, size = _with_words(corpus, shard, part, asked.words)
+                scan.after = f"{number}-{part[0]}"
+                return scan
+            if query.words is not None and scan.scanned is not None:
+                scan.scanned += len(part)
+                part, size = _with_words(corpus, shard, part, query.words)
                 budget -= size
-            for place in part.tolist():
-                if len(found.hits) == ON_PAGE:
-                    found.after = f"{number}-{place}"
-                    return found
-                found.hits.append(Hit(shard, place, table.slice(place, 1).to_pylist()[0]))
-    return found
+            for row in part.tolist():
+                if len(scan.hits) == ON_PAGE:
+                    scan.after = f"{number}-{row}"
+                    return scan
+                scan.hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
+    return scan
 
 
-def fitting(table: pa.Table, asked: Search) -> np.ndarray:
-    """Which documents fit but for words: bool of shape (n,); a value that was not measured fits no bound."""
-    fits = np.ones(len(table), bool)
-    for mask in _masks(table, asked):
-        fits &= pc.fill_null(mask, False).to_numpy(zero_copy_only=False).astype(bool)
-    if asked.where is not None and len(table):
-        known, values = evaluate(asked.where, "BOOLEAN", table)
-        fits &= known & np.where(known, values, False).astype(bool)
-    return fits
+def matches(table: pa.Table, query: Search) -> np.ndarray:
+    """Documents that match a search apart from its words: (n,) bool; a missing value matches no bound."""
+    mask = np.ones(len(table), bool)
+    for condition in _conditions(table, query):
+        mask &= pc.fill_null(condition, False).to_numpy(zero_copy_only=False).astype(bool)
+    if query.where is not None and len(table):
+        known, values = evaluate(query.where, "BOOLEAN", table)
+        mask &= known & np.where(known, values, False).astype(bool)
+    return mask
 
 
-def _masks(table: pa.Table, asked: Search) -> Iterator[Any]:
-    equal = {"source": asked.source, LANGUAGE: asked.language, "dropped_by": asked.step, "reason": asked.reason}
-    yield from (pc.equal(table[name].cast(pa.string()), value) for name, value in equal.items() if value is not None)
+def _conditions(table: pa.Table, query: Search) -> Iterator[Any]:
+    values = {"source": query.source, LANGUAGE: query.language, "dropped_by": query.step, "reason": query.reason}
+    for name, value in values.items():
+        if value is not None:
+            yield pc.equal(table[name].cast(pa.string()), value)
     quarantined = pc.fill_null(pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False)
-    if asked.outcome == "kept":
+    if query.outcome == "kept":
         yield table["kept"]
-    elif asked.outcome == "dropped":
+    elif query.outcome == "dropped":
         yield pc.and_(pc.invert(table["kept"]), pc.invert(quarantined))
-    elif asked.outcome == "quarantined":
+    elif query.outcome == "quarantined":
         yield quarantined
-    if asked.column is not None and not _is_number(table[asked.column].type):
-        raise BadAddressError(f"{asked.column} is not a number; ranges are of numbers")
-    if asked.least is not None:
-        yield pc.greater_equal(table[asked.column], asked.least)
-    if asked.most is not None:
-        yield pc.less_equal(table[asked.column], asked.most)
-    if asked.column is not None:
-        yield table[asked.column].is_valid()
+    if query.column is None:
+        return
+    if not _is_number(table[query.column].type):
+        raise BadAddressError(f"{query.column} is not a number; ranges are of numbers")
+    yield table[query.column].is_valid()
+    if query.least is not None:
+        yield pc.greater_equal(table[query.column], query.least)
+    if query.most is not None:
+        yield pc.less_equal(table[query.column], query.most)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -168,12 +204,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """What is looked for: the words of a search, or what stands between quotes in it."""
+    """The words of a search, and the texts between quotes in it."""
     return [quoted or word for quoted, word in WORDS.findall(text)]
 
 
 def _with_words(corpus: Corpus, shard: str, rows: np.ndarray, words: str) -> tuple[np.ndarray, int]:
-    """Those of some rows whose text has all words, in capitals or not; and how many bytes were looked at."""
+    """Rows whose text has all words, in any case; and the bytes that were read."""
     if "text" not in column_names(corpus.inputs[INGEST] / shard):
         raise BadAddressError("these documents have tokens and no text; words cannot be looked for in them")
     texts = read_document_rows(corpus.inputs, shard, rows.tolist(), ["text"])["text"]
@@ -184,8 +220,8 @@ def _with_words(corpus: Corpus, shard: str, rows: np.ndarray, words: str) -> tup
     return rows, size
 
 
-def _count(corpus: Corpus, asked: Search, wanted: Sequence[str]) -> int:
-    return sum(int(fitting(corpus.read(shard, wanted, kept=None), asked).sum()) for shard in corpus.shards)
+def _count(corpus: Corpus, query: Search, columns: Sequence[str]) -> int:
+    return sum(int(matches(corpus.read(shard, columns, kept=None), query).sum()) for shard in corpus.shards)
 
 
 def _number_of_documents(corpus: Corpus) -> int:
@@ -196,28 +232,63 @@ def _number_of_documents(corpus: Corpus) -> int:
     return total
 
 
-def _lines(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], asked: Search) -> list[dict[str, Any]]:
-    """The lines of the list about some documents of a shard."""
-    rows, words = [hit.row for hit in hits], [] if asked.words is None else words_of(asked.words)
+def _entries(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query: Search) -> list[Entry]:
+    """Entries of the list for some documents of a shard."""
+    words = [] if query.words is None else words_of(query.words)
+    rows = [hit.row for hit in hits]
     has_text = "text" in column_names(inputs[INGEST] / shard)
-    documents = read_document_rows(inputs, shard, rows, ["id", "locator", *(["text"] if has_text else [])]).to_pylist()
-    texts = [one["text"] for one in documents] if has_text else [decoded_text(inputs, shard, row) for row in rows]
-    return [
-        {
-            **{name: hit.judged[name] for name in JUDGED},
-            "id": document["id"].hex(),
-            "locator": document["locator"],
-            "link": address(DOCUMENTS, document["id"].hex()),
-            "values": {name: value for name, value in hit.judged.items() if name not in (*JUDGED, "text")},
-            "characters": len(text),
-            "excerpt": marked(snippet(text, words), words),
-        }
-        for hit, document, text in zip(hits, documents, texts, strict=True)
+    columns = ["id", "locator", "text"] if has_text else ["id", "locator"]
+    documents = read_document_rows(inputs, shard, rows, columns).to_pylist()
+    entries = []
+    for hit, document in zip(hits, documents, strict=True):
+        text = document["text"] if has_text else decoded_text(inputs, shard, hit.row)
+        judged, id_ = hit.judged, document["id"].hex()
+        details = [
+            f"{name} {value_text(value)}" for name, value in judged.items() if name not in JUDGED and name != "text"
+        ]
+        outcome = verdict(judged["kept"], judged["dropped_by"], judged["reason"])
+        note = document_note(outcome, judged["source"], len(text), id_, details)
+        title = Link(document["locator"], address(DOCUMENTS, id_))
+        entries.append(Entry(title, highlighted(snippet(text, words), words), note))
+    return entries
+
+
+def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
+    choices = run.cached(("form", query.corpus), lambda: _choices(run, corpus, query.corpus))
+    hint = "SQL over columns, such as language_score < 0.8 AND kept"
+    fields: list[Field | Choice | None] = [
+        Field("words", "words", query.words or "", 'in the text; "several between quotes"', 1000, is_wide=True),
+        _choice("source", "source", choices.sources, query.source),
+        _choice("language", "language", choices.languages, query.language),
+        _choice("outcome", "outcome", OUTCOMES, query.outcome),
+        _choice("step", "dropped by", list(choices.reasons), query.step),
+        Choice("reason", "reason", choices.reasons, query.reason or "") if choices.reasons else None,
+        _choice("column", "measured", choices.columns, query.column),
+        Field("least", "at least", "" if query.least is None else f"{query.least:g}", is_number=True),
+        Field("most", "at most", "" if query.most is None else f"{query.most:g}", is_number=True),
+        Field("where", "where", query.where or "", hint, 2000, is_wide=True),
     ]
+    shown = [field for field in fields if field is not None]
+    offered = {field.name for field in shown}
+    # A value that a link brought and the form does not offer stays with the search.
+    hidden = {
+        name: str(value)
+        for name, value in query.model_dump(exclude={"after", "corpus"}).items()
+        if value is not None and name not in offered
+    }
+    corpus_of_form = corpus_parameter(query.corpus)
+    if corpus_of_form is not None:
+        hidden["corpus"] = corpus_of_form
+    is_filtered = query != Search(corpus=query.corpus, after=query.after)
+    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=corpus_of_form)) if is_filtered else ""
+    return Form(address(DOCUMENTS), shown, [Button("Search")], hidden, "filters", after=everything)
 
 
-def _form(run: BrowsedRun, corpus: Corpus, name: str) -> dict[str, Any]:
-    """What may be chosen in the form: sources, languages, steps with their reasons, and columns of numbers."""
+def _choice(name: str, label: str, values: Sequence[str], value: str | None) -> Choice | None:
+    return Choice(name, label, {"": values}, value or "") if values else None
+
+
+def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> Choices:
     reasons: dict[str, list[str]] = {}
     languages: dict[str, int] = {}
     sources: set[str] = set()
@@ -227,17 +298,11 @@ def _form(run: BrowsedRun, corpus: Corpus, name: str) -> dict[str, Any]:
         summary = run.summary(stage)
         counts = summary.get("counts", {})
         sources |= set(counts.get("sources", {}))
-        found = [*counts.get("dropped", {}), *([QUARANTINE_REASON] if counts.get("quarantined") else [])]
-        if found and stage != INGEST:
-            reasons[stage] = sorted(found)
+        causes = [*counts.get("dropped", {})]
+        causes += [QUARANTINE_REASON] if counts.get("quarantined") else []
+        if causes and stage != INGEST:
+            reasons[stage] = sorted(causes)
         languages |= summary.get("languages", {})
-    numbers = [one for one in corpus.measured if _is_number(corpus.schema.field(one).type)]
-    return {
-        "corpora": list(run.corpora()),
-        "sources": sorted(sources),
-        "reasons": reasons,
-        "languages": sorted(languages, key=lambda one: (-languages[one], one))
-        if LANGUAGE in corpus.schema.names
-        else [],
-        "columns": numbers,
-    }
+    by_frequency = sorted(languages, key=lambda language: (-languages[language], language))
+    numbers = [column for column in corpus.measured if _is_number(corpus.schema.field(column).type)]
+    return Choices(sorted(sources), by_frequency if LANGUAGE in corpus.schema.names else [], reasons, numbers)

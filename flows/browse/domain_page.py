@@ -5,8 +5,8 @@ from __future__ import annotations
 from gristmill.flows.browse.addresses import DOCUMENTS, DOMAINS_PAGE, OneStage, Search, address
 from gristmill.flows.browse.browse_elements import tabs
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
-from gristmill.flows.pages.dot_map import draw_map
-from gristmill.flows.pages.page_elements import Link, Page, Table
+from gristmill.flows.pages.dot_map import draw_map, series_of
+from gristmill.flows.pages.page_elements import Link, Page, SeriesKey, Table
 
 
 def steps_with_domains(run: BrowsedRun) -> list[str]:
@@ -36,7 +36,7 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
     total = sum(domain["documents"] for domain in summary["domains"]) or 1
     rows = [
         [
-            domain["domain"],
+            [SeriesKey(series_of(domain["domain"])), str(domain["domain"])],
             Link(domain["name"], documents_of(domain["domain"])),
             f"{domain['documents']:,}",
             f"{domain['documents'] / total:.1%}",
@@ -45,4 +45,6 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
     ]
     table = Table(["domain", "name", "documents", "share"], rows, {0, 2, 3}, {"share": "of all documents"})
     map_ = draw_map(summary["map"], summary["domains"], caption, documents_of)
-    return Page("Domains", parts=[tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage), map_, table])
+    return Page(
+        "Domains", parts=[tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage), map_, table]
+    )

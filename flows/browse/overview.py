@@ -73,7 +73,9 @@ def _source_section(rows: list[dict[str, Any]]) -> Section:
         kept = rows[-1]["sources"].get(name, {}).get("kept", 0)
         share = f"{kept / counts['read']:.1%}" if counts["read"] else ""
         lines.append([Link(name, Search(source=name).link()), f"{counts['read']:,}", f"{kept:,}", share])
-    return Section("Sources", [Table(["source", "read", "left", "share"], lines, {1, 2, 3}, {"left": "after all steps"})])
+    return Section(
+        "Sources", [Table(["source", "read", "left", "share"], lines, {1, 2, 3}, {"left": "after all steps"})]
+    )
 
 
 def _stage_section(run: BrowsedRun) -> Section:

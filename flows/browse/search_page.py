@@ -19,7 +19,9 @@ def search_page(run: BrowsedRun, query: TextSearch) -> Page:
     run.corpus(DOCUMENTS)
     text = query.text
     fields = [
-        Field("text", "text", text or "", 'a sentence, or words; "several between quotes"', 2000, True, is_required=True),
+        Field(
+            "text", "text", text or "", 'a sentence, or words; "several between quotes"', 2000, True, is_required=True
+        ),
         Choice("by", "by", {"": ["meaning", "words"]}, query.by or "", any_label="both"),
     ]
     form = Form(address(SEARCH_PAGE), fields, [Button("Search")], layout="filters")

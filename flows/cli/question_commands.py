@@ -395,16 +395,13 @@ def browse(
     store: StoreOption = None,
 ) -> None:
     """Browse documents, thresholds, duplicates, packed rows and training steps on a local web page."""
-    from gristmill.flows.access_token import AccessToken, SignIn
+    from gristmill.flows.browse.browse_server import make_app
     from gristmill.flows.browse.browsed_run import BrowsedRun
-    from gristmill.flows.browse.data_server import make_app
-    from gristmill.flows.local_server import LOOPBACK, listen, serve
+    from gristmill.flows.pages.page_server import PortError, listen_locally, serve_pages
 
     session = open_or_exit(manifest, set_, store)
     try:
-        server_socket = listen(port)
-    except OSError as error:
-        fail(f"cannot listen on port {port}: {error.strerror}; give another --port", EXIT_USAGE)
-    token = AccessToken.fresh(server_socket.getsockname()[1])
-    typer.echo(f"{token.url(LOOPBACK)} shows {session.manifest.name}; Ctrl-C ends it")
-    serve(SignIn(make_app(BrowsedRun(session)), token), server_socket)
+        listening = listen_locally(port)
+    except PortError as error:
+        fail(str(error), EXIT_USAGE)
+    serve_pages(make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}")

@@ -51,7 +51,7 @@ def recipes(
 ) -> None:
     """List the manifests that follow published work; run one as recipe:NAME, or copy it with `new --recipe NAME`."""
     from gristmill.flows.cli.application import EXIT_USAGE, fail
-    from gristmill.flows.report.summary import plain_table
+    from gristmill.flows.pages.terminal_tables import plain_table
     from gristmill.flows.running.terminal import plain_console
 
     if name is not None:

@@ -457,10 +457,10 @@ def report(
     """Write a report of the committed stages as one self-contained file: HTML or Markdown."""
     from gristmill.core.files import atomic_write
     from gristmill.core.secrets import mask_known
+    from gristmill.flows.pages.markdown import markdown_page
+    from gristmill.flows.pages.page_html import html_file
     from gristmill.flows.questions.find_documents import NothingIngestedError
-    from gristmill.flows.report.markdown import markdown_page
-    from gristmill.flows.report.page import render_report
-    from gristmill.flows.report.page_elements import page
+    from gristmill.flows.report.run_report import render_report
     from gristmill.flows.report.training_content import training_content
 
     if form is None:
@@ -468,13 +468,12 @@ def report(
     out = out or Path(f"{'training-content' if training_summary else 'report'}.{form.value}")
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
-    write = markdown_page if form is ReportForm.md else page
+    write = markdown_page if form is ReportForm.md else html_file
     if training_summary:
         try:
-            title, sections, note = training_content(session)
+            text = write(training_content(session))
         except NothingIngestedError as error:
             fail(str(error), EXIT_USAGE)
-        text = write(title, sections, note=note)
     else:
         text = render_report(session, None, write)
     with atomic_write(target) as sink:

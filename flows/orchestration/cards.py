@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gristmill.flows.pages.pictures import curves
 from gristmill.flows.report.document_sections import (
     clusters_picture,
     funnel_picture,
@@ -25,7 +26,6 @@ from gristmill.flows.report.mixture import (
     stage_table,
     used_packing,
 )
-from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.report_facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome

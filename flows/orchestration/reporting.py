@@ -18,7 +18,7 @@ from gristmill.core.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
 from gristmill.flows.orchestration.parameters import RefusedError, SecretParameterError, without_secrets
 from gristmill.flows.orchestration.prefect_progress import WindowObserver, artifact_key
-from gristmill.flows.report.report_links import report_link
+from gristmill.flows.report.report_server import report_link
 from gristmill.flows.running.run import Observer, Outcome
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
@@ -182,7 +182,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 def publish_run(session: Session, record: RunRecord) -> Path | None:
     """Write the run's report, and publish its summary and a link in the UI. Return the report, or None if it failed."""
-    from gristmill.flows.report.page import write_report
+    from gristmill.flows.report.run_report import write_report
 
     report = None
     try:

@@ -50,9 +50,7 @@ def plain(value: Inline) -> str:
     pieces = " ".join(inline_text(value).split()).split("`")
     if len(pieces) % 2 == 0:  # a lone backtick is text
         return SPECIAL.sub(r"\\\1", "`".join(pieces))
-    return "".join(
-        f"`{piece}`" if number % 2 else SPECIAL.sub(r"\\\1", piece) for number, piece in enumerate(pieces)
-    )
+    return "".join(f"`{piece}`" if number % 2 else SPECIAL.sub(r"\\\1", piece) for number, piece in enumerate(pieces))
 
 
 def _blocks(parts: Sequence[Part]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import ClassVar, Literal, TypeAlias
 
 from gristmill.flows.pages.column_glossary import MEANINGS
@@ -50,7 +51,14 @@ class ShareBar:
     share: float
 
 
-Inline: TypeAlias = str | float | Span | Link | ShareBar | Sequence["Inline"]
+@dataclass(frozen=True)
+class SeriesKey:
+    """A dot in the colour of a series of a map."""
+
+    series: int
+
+
+Inline: TypeAlias = str | float | Span | Link | ShareBar | SeriesKey | Sequence["Inline"]
 """Content of a line or a cell: text that may break after the punctuation of long names, spans, links."""
 
 
@@ -160,10 +168,16 @@ class Listing:
 
 @dataclass(frozen=True)
 class Text:
-    """A text with its white space. `columns` is printed small and in columns; in `tokens` every span has a frame."""
+    """A text with its white space.
+
+    Attributes:
+        spans: of the text.
+        layout: `columns` is printed small and in columns; in `tokens` every span has a frame; `prompt` and `answer` are
+            prose.
+    """
 
     spans: Sequence[Span]
-    layout: Literal["", "columns", "tokens"] = ""
+    layout: Literal["", "columns", "tokens", "prompt", "answer"] = ""
     kind: ClassVar = "text"
 
 
@@ -345,27 +359,33 @@ class Page:
 
 
 def section_of(title: str, *parts: Part | Iterable[Part] | None) -> Section | None:
-    """A section of the parts that have content; None without any but notes and headings.
+    """A section of the parts that have content: no empty tables, and no headings above nothing.
 
     Args:
         title: of the section.
         parts: parts, lists of parts, and None for those that are left out.
+
+    Returns:
+        None if nothing but notes and headings would remain.
     """
     kept: list[Part] = []
     for part in parts:
-        if part is None:
-            continue
-        kept += [part] if isinstance(part, Part) else part
+        if part is not None:
+            kept += [part] if isinstance(part, Part) else part
     kept = [part for part in kept if not isinstance(part, Table) or part.rows]
-    has_content = any(not isinstance(part, Note | Heading) for part in kept)
-    return Section(title, kept) if has_content else None
+    kept = [part for part, following in zip_longest(kept, kept[1:]) if not _is_bare_heading(part, following)]
+    return Section(title, kept) if any(not isinstance(part, Note | Heading) for part in kept) else None
+
+
+def _is_bare_heading(part: Part, following: Part | None) -> bool:
+    return isinstance(part, Heading) and (following is None or isinstance(following, Heading))
 
 
 def inline_text(value: Inline) -> str:
     """The text of inline content without its marks and links."""
     if isinstance(value, Span | Link):
         return inline_text(value.text)
-    if isinstance(value, ShareBar):
+    if isinstance(value, ShareBar | SeriesKey):
         return ""
     if isinstance(value, str | int | float):
         return str(value)

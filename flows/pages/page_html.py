@@ -77,7 +77,9 @@ def served_html(page: Page, has_keys: bool = False) -> str:
 
 
 def _render(page: Page, **options: str) -> str:
-    return environment(TEMPLATES).get_template("page.html.jinja").render(page=page, style=STYLE, **_palette(), **options)
+    return (
+        environment(TEMPLATES).get_template("page.html.jinja").render(page=page, style=STYLE, **_palette(), **options)
+    )
 
 
 def _palette() -> dict[str, object]:

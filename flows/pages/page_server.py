@@ -19,17 +19,15 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gristmill.core.secrets import mask_known
-from gristmill.flows.access_token import AccessToken, SignIn
-from gristmill.flows.models.listening import LOOPBACK, serve
+from gristmill.flows.pages.access_token import AccessToken, SignIn
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import HEADERS, SCRIPT, STYLE, key_script, served_html, style_sheet
 
-HOSTS = ["127.0.0.1", "localhost"]
+LOOPBACK = "127.0.0.1"
+HOSTS = [LOOPBACK, "localhost"]
 
 
-def page_app(
-    routes: Sequence[Route], handlers: Mapping[Any, Any] | None = None, has_keys: bool = False
-) -> GuardedApp:
+def page_app(routes: Sequence[Route], handlers: Mapping[Any, Any] | None = None, has_keys: bool = False) -> GuardedApp:
     """The application that answers `routes`.
 
     Args:
@@ -57,11 +55,35 @@ def page_response(page: Page, status: int = HTTPStatus.OK, has_keys: bool = Fals
     return HTMLResponse(mask_known(served_html(page, has_keys)), status)
 
 
+class PortError(ValueError):
+    """A port that cannot be listened on."""
+
+
+def listen_locally(port: int) -> socket.socket:
+    """A socket on a port of the loopback address; 0 takes a free one.
+
+    Raises:
+        PortError: the port is taken.
+    """
+    try:
+        return socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise PortError(f"cannot listen on port {port}: {error.strerror}; give another --port") from error
+
+
 def serve_pages(app: GuardedApp, listening: socket.socket, purpose: str) -> None:
     """Print the address with a fresh token and the purpose of the pages; serve until Ctrl-C."""
     token = AccessToken.fresh(listening.getsockname()[1])
-    print(f"{token.url(LOOPBACK[0])} {purpose}; Ctrl-C ends it", flush=True)
+    print(f"{token.url(LOOPBACK)} {purpose}; Ctrl-C ends it", flush=True)
     serve(SignIn(app, token), listening)
+
+
+def serve(app: SignIn, listening: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM; open requests have five seconds to finish."""
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 class GuardedApp:

@@ -1,6 +1,6 @@
 """Pictures of a run as SVG text, drawn with matplotlib, readable on white, on paper and on a dark page.
 
-Every colour is a variable of the page's style with the colour on white behind it: `var(--line, #e5e7eb)`. A page
+Every colour is a variable of the page's style with the colour on white as its default: `var(--line, #e5e7eb)`. A page
 without these variables, such as Prefect's, shows the picture on white.
 """
 
@@ -11,10 +11,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal, ParamSpec
+from typing import Any, ParamSpec
 
 P = ParamSpec("P")
-MOST_TICKS = 8
 MOST_LEVEL = 5
 """Names of steps that have room beside each other; more of them are written aslant."""
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
@@ -32,15 +31,15 @@ VARIABLES = {
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
 """Small, so that letters can still be read where a phone shrinks the picture to its width."""
 MOST_DRAWN = 64
-"""Pictures that are kept, of some 20 kB each, and not drawn again."""
+"""Pictures that are kept, some 20 kB each."""
 _drawn: dict[str, str] = {}
 
 
 def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
-    """Give the picture that was drawn of the same before, if it is kept."""
+    """Keep pictures, and return the kept one for the same arguments."""
 
     @wraps(draw)
-    def find(*args: P.args, **kwargs: P.kwargs) -> str:
+    def draw_or_find(*args: P.args, **kwargs: P.kwargs) -> str:
         key = json.dumps([draw.__name__, args, kwargs], default=lambda numbers: numbers.tolist())
         if key not in _drawn:
             while len(_drawn) >= MOST_DRAWN:
@@ -48,10 +47,10 @@ def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
             _drawn[key] = draw(*args, **kwargs)
         return _drawn[key]
 
-    return find
+    return draw_or_find
 
 
-def _figure(layout: Literal["constrained"] | None = "constrained") -> tuple[Any, Any]:
+def _figure() -> tuple[Any, Any]:
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -78,7 +77,7 @@ def _figure(layout: Literal["constrained"] | None = "constrained") -> tuple[Any,
     )
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout=layout)
+    figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -124,7 +123,7 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_
 
 @drawn_once
 def steps(series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str) -> str:
-    """What is left of each series from step to step: name -> one share per name, from 0 to 1."""
+    """Shares that remain of each series from step to step: series -> one share (0 to 1) for each of `names`."""
     figure, axes = _figure()
     for (name, shares), colour in zip(series.items(), COLOURS * 4, strict=False):
         axes.plot(range(len(names)), shares, label=name, color=colour, linewidth=1.6, marker="o", markersize=3)
@@ -174,17 +173,17 @@ def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_l
 
 @drawn_once
 def reliability(bins: Sequence[Mapping[str, float]]) -> str:
-    """Accuracy over confidence, beside the line of perfect calibration; a point's area is its number of items."""
+    """Accuracy over confidence, and the line of perfect calibration; the area of a point is its number of items."""
     figure, axes = _figure()
     # As wide as every picture: a narrower one would be drawn larger, its letters too.
     axes.set_box_aspect(1)
     figure.set_figheight(HEIGHT_INCHES * 1.2)
-    total = sum(one["items"] for one in bins) or 1
+    total = sum(bin_["items"] for bin_ in bins) or 1
     axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
     axes.scatter(
-        [one["confidence"] for one in bins],
-        [one["accuracy"] for one in bins],
-        [20 + 400 * one["items"] / total for one in bins],
+        [bin_["confidence"] for bin_ in bins],
+        [bin_["accuracy"] for bin_ in bins],
+        [20 + 400 * bin_["items"] / total for bin_ in bins],
         color=COLOURS[0],
         alpha=0.75,
         linewidths=0,
@@ -198,46 +197,8 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 @drawn_once
-def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_label: str) -> str:
-    """How often each value was measured, and where a cut lies.
-
-    Args:
-        counted: `edges` and `counts` (one more) as in `gristmill.dataprep.conservation`.
-        cut: drawn as a line.
-    """
-    edges, counts = list(counted["edges"]), list(counted["counts"])
-    filled = [index for index, count in enumerate(counts) if count]
-    first, last = (max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges))) if filled else (0, len(edges))
-    if cut is not None:
-        nearest = min(range(len(edges)), key=lambda index: abs(edges[index] - cut))
-        first, last = min(first, max(nearest - 1, 0)), max(last, min(nearest + 2, len(edges)))
-    labels = [f"< {edges[0]:g}", *(f"{edge:g}" for edge in edges)]
-    figure, axes = _figure(layout=None)  # which takes two fifths of a picture's time, and there are many of these
-    figure.subplots_adjust(left=0.14, right=0.98, top=0.94, bottom=0.2 if cut is None else 0.28)
-    axes.bar(range(first, last + 1), counts[first : last + 1], width=1.0, align="edge", color=COLOURS[0], alpha=0.8)
-    step = max(1, -(-(last - first) // MOST_TICKS))
-    axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
-    if cut is not None:
-        axes.axvline(place_on_bins(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
-        figure.legend(loc="lower center")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel("documents")
-    axes.grid(axis="x", visible=False)
-    return _svg(figure)
-
-
-def place_on_bins(value: float, edges: Sequence[float]) -> float:
-    """Where a value lies on an axis whose unit is a bin; bin i + 1 begins at edge i."""
-    above = next((index for index, edge in enumerate(edges) if edge > value), len(edges))
-    if above in (0, len(edges)):
-        return float(above + (above == len(edges)))
-    low, high = edges[above - 1], edges[above]
-    return above + (value - low) / (high - low)
-
-
-@drawn_once
 def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: str) -> str:
-    """Points (measured, predicted, spread of the measurement) beside the line on which both are equal."""
+    """Points (measured, predicted, spread of the measurement) and the line on which both are equal."""
     figure, axes = _figure()
     measured, predicted, spreads = ([point[index] for point in points] for index in range(3))
     axes.errorbar(measured, predicted, xerr=spreads, fmt="o", color=COLOURS[0], ecolor=EDGE, markersize=4)
@@ -256,12 +217,12 @@ def laws(
     x_label: str,
     y_label: str,
 ) -> str:
-    """Measured points with the curve that a law draws through them, and what it predicts beyond.
+    """Measured points with the curves of a law through them, and its prediction beyond them.
 
     Args:
-        series: name -> points (x, y) that were measured, and points of the curve.
+        series: name -> measured points (x, y), and points of the curve.
         predicted: x, y, and the ends of its interval.
-        measured: y at that x; None where it is not known.
+        measured: y at that x; None if it was not measured.
     """
     figure, axes = _figure()
     for (name, (points, curve)), colour in zip(series.items(), COLOURS * 4, strict=False):
@@ -284,21 +245,4 @@ def laws(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     _legend(figure, [*series, "predicted"])
-    return _svg(figure)
-
-
-@drawn_once
-def domain_map(points: Sequence[tuple[float, float, int]], domains: Sequence[Mapping[str, Any]]) -> str:
-    """Documents as dots on a map, of the colour of their domain, whose number stands in the middle of it."""
-    figure, axes = _figure()
-    axes.set_box_aspect(1)
-    figure.set_figheight(HEIGHT_INCHES * 1.6)
-    for place, colour in enumerate(COLOURS):
-        own = [point for point in points if point[2] % len(COLOURS) == place]
-        axes.scatter([x for x, _, _ in own], [y for _, y, _ in own], 8, color=colour, alpha=0.6, linewidths=0)
-    for one in domains:
-        if one["documents"]:
-            axes.text(one["x"], one["y"], str(one["domain"]), ha="center", va="center", fontweight="bold")
-    axes.set_xticks([])
-    axes.set_yticks([])
     return _svg(figure)

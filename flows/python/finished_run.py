@@ -191,7 +191,7 @@ class Run:
 
     def report(self) -> Report:
         """Render the report: the funnel, drop reasons, mixture, losses, time and cost."""
-        from gristmill.flows.report.page import render_report
+        from gristmill.flows.report.run_report import render_report
 
         return Report(mask_known(render_report(self._session, self._record)))
 

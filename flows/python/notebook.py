@@ -14,8 +14,8 @@ from typing import Any
 from gristmill.core.progress import describe_metrics
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
+from gristmill.flows.pages.page_html import environment
 from gristmill.flows.questions.status import duration
-from gristmill.flows.report.page_elements import environment
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node

@@ -19,8 +19,8 @@ from rich.text import Text
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import bounded_statistics, failures
+from gristmill.flows.pages.terminal_tables import plain_table, section
 from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
-from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.sources import INGEST

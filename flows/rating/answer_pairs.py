@@ -1,6 +1,6 @@
-"""Pairs of answers of two models to the prompts of a file, and what of them a rater sees.
+"""Pairs of answers of two models to the prompts of a file, and the order and sides in which a rater sees them.
 
-The answers are written once and kept in a file; which of them stands left is drawn from a hash of pair and rater.
+The answers are written once and kept in a file; the side of each is drawn from a hash of pair and rater.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class RatedModel:
     """A model whose answers are compared.
 
     Attributes:
-        label: what the results call it; no rater sees it.
+        label: its name in the results; raters do not see it.
         fingerprint: of the stage that made it.
         weights, tokenizer: folders.
-        chat: whether it is asked through the chat template; else it continues texts.
+        chat: prompts go through the chat template; else it continues texts.
     """
 
     label: str
@@ -64,20 +64,20 @@ class AnswerPair:
 
     def is_swapped(self, rater: str) -> bool:
         """Whether this rater sees the second model's answer on the left."""
-        return bool(_hashed("side", self.id, rater)[0] & 1)
+        return bool(_digest("side", self.id, rater)[0] & 1)
 
     def place(self, rater: str) -> bytes:
-        """What the order is made by in which this rater sees the pairs."""
-        return _hashed("order", self.id, rater)
+        """Key that sorts pairs into this rater's order."""
+        return _digest("order", self.id, rater)
 
 
 @dataclass(frozen=True)
 class AnswerPairs:
-    """What was made of a file of prompts.
+    """Pairs made of a file of prompts.
 
     Attributes:
-        pairs: whose answers differ.
-        same: prompts that both models answer alike: there is nothing to rate.
+        pairs: with different answers.
+        same: number of prompts with equal answers, which are not rated.
         failed: number of the prompt in its file -> why it could not be answered.
     """
 
@@ -90,33 +90,34 @@ def models_to_rate(session: Session, other: Session | None, first: str | None, s
     """The two models.
 
     Args:
-        session: the manifest of the first, and of the second unless there is another one.
-        other: the other one.
-        first, second: stages; the last two that have made a model, or the last one of each manifest, if absent.
+        session: the manifest of the first, and of the second unless there is `other`.
+        other: the manifest of the second.
+        first, second: stages; the last two that made a model, or the last one of each manifest, if absent.
 
     Raises:
         ModelNotFoundError: a stage makes no model, or has not made it yet.
     """
-    made = _made(session)
+    made = _stages_with_model(session)
     if other is not None:
-        of_first, of_second = first or _last(session, made), second or _last(other, _made(other))
+        first_stage = first or _last(session, made)
+        second_stage = second or _last(other, _stages_with_model(other))
         return [
-            _rated(session, of_first, f"{session.manifest.name}/{of_first}"),
-            _rated(other, of_second, f"{other.manifest.name}/{of_second}"),
+            _rated_model(session, first_stage, f"{session.manifest.name}/{first_stage}"),
+            _rated_model(other, second_stage, f"{other.manifest.name}/{second_stage}"),
         ]
     if (first is None or second is None) and len(made) < 2:
         raise ModelNotFoundError(
             f"{session.manifest_file} has made {' and '.join(made) or 'no model yet'}; two models "
             "are compared: run the stages that train them, or give another manifest with --other"
         )
-    of_second = second or next(name for name in reversed(made) if name != first)
-    of_first = first or next(name for name in reversed(made) if name != of_second)
-    if of_first == of_second:
-        raise ModelNotFoundError(f"both models are {of_first}; name two different stages with --first and --second")
-    return [_rated(session, name, name) for name in (of_first, of_second)]
+    second_stage = second or next(name for name in reversed(made) if name != first)
+    first_stage = first or next(name for name in reversed(made) if name != second_stage)
+    if first_stage == second_stage:
+        raise ModelNotFoundError(f"both models are {first_stage}; name two different stages with --first and --second")
+    return [_rated_model(session, name, name) for name in (first_stage, second_stage)]
 
 
-def _made(session: Session) -> list[str]:
+def _stages_with_model(session: Session) -> list[str]:
     return [
         name for name, node in session.plan.items() if node.stage.makes_model and session.committed(name) is not None
     ]
@@ -128,7 +129,7 @@ def _last(session: Session, made: Sequence[str]) -> str:
     return made[-1]
 
 
-def _rated(session: Session, stage: str, label: str) -> RatedModel:
+def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     if stage not in makers:
         raise ModelNotFoundError(
@@ -139,44 +140,40 @@ def _rated(session: Session, stage: str, label: str) -> RatedModel:
         raise ModelNotFoundError(
             f"{session.manifest_file}: {stage} has made no model yet; run: {session.command('run', '--until', stage)}"
         )
-    return RatedModel(
-        label,
-        session.plan[stage].identity,
-        folder.data / "model",
-        tokenizer.data,
-        session.plan[stage].stage.rows != "documents",
-    )  # pre-training makes a model of texts
+    node = session.plan[stage]
+    is_chat = node.stage.rows != "documents"  # pre-training makes a model of texts
+    return RatedModel(label, node.identity, folder.data / "model", tokenizer.data, is_chat)
 
 
 def make_pairs(
     models: Sequence[RatedModel], prompts: Mapping[int, Prompt], sampling: Sampling, max_new_tokens: int, kept: Path
 ) -> AnswerPairs:
-    """Answer the prompts by both models, or read what was answered before.
+    """Answer the prompts by both models, or read the kept answers.
 
     Args:
         models: the first and the second.
         prompts: by their numbers in their file.
-        sampling: how answers are drawn.
+        sampling: of the answers.
         max_new_tokens: longest answer.
-        kept: the file; it is written anew if it holds the answers of other models, prompts or settings.
+        kept: the file of answers; written anew if it holds those of other models, prompts or settings.
     """
-    asked = {
-        "models": [[one.label, one.fingerprint] for one in models],
+    settings = {
+        "models": [[model.label, model.fingerprint] for model in models],
         "prompts": list(prompts.values()),
         "sampling": asdict(sampling),
         "max_new_tokens": max_new_tokens,
     }
-    key = hashlib.sha256(canonical_json(asked)).hexdigest()
-    found = read_json(kept) if kept.exists() else {}
-    if found.get("key") != key:
-        answered = [_answers(model, prompts, sampling, max_new_tokens) for model in models]
-        found = {
+    key = hashlib.sha256(canonical_json(settings)).hexdigest()
+    stored = read_json(kept) if kept.exists() else {}
+    if stored.get("key") != key:
+        first, second = (_answers(model, prompts, sampling, max_new_tokens) for model in models)
+        stored = {
             "key": key,
-            "models": [one.label for one in models],
-            "answers": [list(both) for both in zip(*answered, strict=True)],
+            "models": [model.label for model in models],
+            "answers": [list(answers) for answers in zip(first, second, strict=True)],
         }
-        write_json(kept, found)
-    return _paired(models, prompts, found["answers"])
+        write_json(kept, stored)
+    return _pair_answers(models, prompts, stored["answers"])
 
 
 def _answers(
@@ -184,39 +181,40 @@ def _answers(
 ) -> list[dict[str, str]]:
     """Per prompt `text`, or why there is none as `error`."""
     language = open_language_model(model.weights, model.tokenizer)
-    through_chat = model.chat and language.chat is not None
-    asked = {
-        number: {"messages": [{"role": "user", "content": prompt["prompt"]}]}
-        if through_chat and "prompt" in prompt
-        else prompt
-        for number, prompt in prompts.items()
-    }
-    lines = generate_lines(language, Scheduler(language.model, BATCH), asked, sampling, max_new_tokens).lines
+    requests = dict(prompts)
+    if model.chat and language.chat is not None:
+        for number, prompt in prompts.items():
+            if "prompt" in prompt:
+                requests[number] = {"messages": [{"role": "user", "content": prompt["prompt"]}]}
+    lines = generate_lines(language, Scheduler(language.model, BATCH), requests, sampling, max_new_tokens).lines
     del language
     gc.collect()  # one model at a time
     return [{"error": line["error"]} if "error" in line else {"text": line["completion"]} for line in lines]
 
 
-def _paired(
+def _pair_answers(
     models: Sequence[RatedModel], prompts: Mapping[int, Prompt], answers: Sequence[Sequence[Mapping[str, str]]]
 ) -> AnswerPairs:
-    labels, pairs, same, failed = [one.label for one in models], {}, 0, {}
-    for (number, prompt), both in zip(prompts.items(), answers, strict=True):
-        error = next(
-            (f"{label}: {one['error']}" for label, one in zip(labels, both, strict=True) if "error" in one), None
-        )
-        if error is not None:
-            failed[number] = error
+    first, second = models
+    pairs, same, failed = {}, 0, {}
+    for (number, prompt), both_answers in zip(prompts.items(), answers, strict=True):
+        errors = [
+            f"{model.label}: {answer['error']}"
+            for model, answer in zip(models, both_answers, strict=True)
+            if "error" in answer
+        ]
+        if errors:
+            failed[number] = errors[0]
             continue
-        first, second = both[0]["text"], both[1]["text"]
-        if first.strip() == second.strip():
+        texts = both_answers[0]["text"], both_answers[1]["text"]
+        if texts[0].strip() == texts[1].strip():
             same += 1
             continue
-        asked = prompt["prompt"] if "prompt" in prompt else prompt["messages"]
-        named = _hashed("pair", *[one.fingerprint for one in models], canonical_json(asked).decode(), first, second)
-        pairs[named] = AnswerPair(named.hex(), asked, labels[0], labels[1], (first, second))
+        question = prompt["prompt"] if "prompt" in prompt else prompt["messages"]
+        id_ = _digest("pair", first.fingerprint, second.fingerprint, canonical_json(question).decode(), *texts).hex()
+        pairs[id_] = AnswerPair(id_, question, first.label, second.label, texts)
     return AnswerPairs(list(pairs.values()), same, failed)
 
 
-def _hashed(*parts: str) -> bytes:
+def _digest(*parts: str) -> bytes:
     return hashlib.blake2b(canonical_json(list(parts)), digest_size=16).digest()

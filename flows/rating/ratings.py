@@ -1,8 +1,8 @@
-"""Ratings of people: a file of JSON lines to which each is added, on disk, before its rater sees the next pair.
+"""Ratings of people: a file of JSON lines to which each is added, on disk before its rater sees the next pair.
 
-A line of a rating that prefers one answer holds `prompt`, `chosen` and `rejected`, as `dpo` reads them; one that
-prefers neither holds `answers`. A rater who rates a pair again adds a line, and the last one counts. Beside it lie the
-pairs that are settled: those of which more raters prefer the one answer than the other.
+A rating that prefers one answer holds `prompt`, `chosen` and `rejected`, as `dpo` reads them; one that prefers neither
+holds `answers`. A rater who rates a pair again adds a line, and the last one counts. Beside it lie the settled pairs:
+those of which more raters prefer one answer than the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIX = ".ratings.jsonl"
 
 @dataclass(frozen=True)
 class RatingFiles:
-    """Where ratings lie, the pairs that they settle, and the answers that are compared."""
+    """Files of ratings, of the pairs that they settle, and of the compared answers."""
 
     ratings: Path
     settled: Path
@@ -38,10 +38,10 @@ class RatingFiles:
 
 
 def rating_files(ratings: Path | None, manifest: str) -> RatingFiles:
-    """The files of some ratings; those beside a manifest where none are named."""
-    place = ratings or Path(manifest).with_suffix(SUFFIX)
-    stem = place.name.removesuffix(SUFFIX) if place.name.endswith(SUFFIX) else place.stem
-    return RatingFiles(place, place.with_name(f"{stem}.pairs.jsonl"), place.with_name(f"{stem}.answers.json"))
+    """The files of ratings; those beside a manifest if `ratings` is None."""
+    path = ratings or Path(manifest).with_suffix(SUFFIX)
+    stem = path.name.removesuffix(SUFFIX) if path.name.endswith(SUFFIX) else path.stem
+    return RatingFiles(path, path.with_name(f"{stem}.pairs.jsonl"), path.with_name(f"{stem}.answers.json"))
 
 
 class RatingsError(ValueError):
@@ -49,8 +49,8 @@ class RatingsError(ValueError):
 
 
 def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> None:
-    """Add a rating; when this returns, it is on disk."""
-    said: dict[str, Any] = {
+    """Add a rating; it is on disk when this returns."""
+    rating: dict[str, Any] = {
         "pair": pair.id,
         "rater": rater,
         "verdict": verdict,
@@ -62,76 +62,80 @@ def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> No
     }
     if verdict in ("first", "second"):
         chosen, rejected = pair.answers if verdict == "first" else pair.answers[::-1]
-        said |= {"chosen": chosen, "rejected": rejected}
+        rating |= {"chosen": chosen, "rejected": rejected}
     else:
-        said["answers"] = list(pair.answers)
+        rating["answers"] = list(pair.answers)
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _cut_torn_end(file)
-        file.write(json.dumps(said, ensure_ascii=False).encode() + b"\n")
+        file.write(json.dumps(rating, ensure_ascii=False).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def _cut_torn_end(file: Any) -> None:
-    """Remove the beginning of a line that an ended process left: nobody was told that it is rated."""
+    """Remove the beginning of a line that an ended process left: its rater was not told that it is on disk."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    whole = file.read().rfind(b"\n") + 1
-    if whole < size:
-        file.truncate(whole)
+    complete_size = file.read().rfind(b"\n") + 1
+    if complete_size < size:
+        file.truncate(complete_size)
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """All ratings that count: of each rater and pair the last, in the order of the first.
+    """All ratings that count: the last one of each rater and pair, in the order of the first ones.
 
     Raises:
-        RatingsError: a line is none, with its number. A last line that is not whole is left out.
+        RatingsError: a line is not a rating, with its number. An incomplete last line is left out.
     """
-    found: dict[tuple[str, str], Rating] = {}
+    ratings: dict[tuple[str, str], Rating] = {}
     for number, line in _lines(path):
         try:
-            value = json.loads(line)
-            found[value["pair"], value["rater"]] = value
-            wrong = value["verdict"] not in VERDICTS or any(key not in value for key in ("first", "second"))
+            rating = json.loads(line)
+            ratings[rating["pair"], rating["rater"]] = rating
+            is_rating = rating["verdict"] in VERDICTS and "first" in rating and "second" in rating
         except (ValueError, KeyError, TypeError) as error:
-            raise RatingsError(f"{path}, line {number}: no rating: {type(error).__name__}: {error}") from error
-        if wrong:
-            raise RatingsError(f"{path}, line {number}: no rating: verdict {value['verdict']!r} of {', '.join(value)}")
-    return list(found.values())
+            raise RatingsError(f"{path}, line {number}: not a rating: {type(error).__name__}: {error}") from error
+        if not is_rating:
+            keys = ", ".join(rating)
+            raise RatingsError(f"{path}, line {number}: not a rating: verdict {rating['verdict']!r}, keys {keys}")
+    return list(ratings.values())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    whole, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    yield from ((number, line) for number, line in enumerate(whole.split(b"\n"), start=1) if line.strip())
+    complete, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+    for number, line in enumerate(complete.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
 
 
 def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
-    """`prompt`, `chosen` and `rejected` of each pair that is settled, and how many raters prefer either answer."""
+    """`prompt`, `chosen` and `rejected` of each settled pair, and the number of raters for and against it."""
     by_pair: dict[str, list[Rating]] = {}
-    for one in ratings:
-        by_pair.setdefault(one["pair"], []).append(one)
-    found = []
-    for pair, of_pair in by_pair.items():
-        votes = Counter(one["verdict"] for one in of_pair)
+    for rating in ratings:
+        by_pair.setdefault(rating["pair"], []).append(rating)
+    settled = []
+    for pair, ratings_of_pair in by_pair.items():
+        votes = Counter(rating["verdict"] for rating in ratings_of_pair)
         if votes["first"] == votes["second"]:
             continue
-        winner = "first" if votes["first"] > votes["second"] else "second"
-        one = next(one for one in of_pair if one["verdict"] == winner)
-        found.append(
+        winner, loser = ("first", "second") if votes["first"] > votes["second"] else ("second", "first")
+        example = next(rating for rating in ratings_of_pair if rating["verdict"] == winner)
+        settled.append(
             {
-                "prompt": one["prompt"],
-                "chosen": one["chosen"],
-                "rejected": one["rejected"],
+                "prompt": example["prompt"],
+                "chosen": example["chosen"],
+                "rejected": example["rejected"],
                 "pair": pair,
                 "for": votes[winner],
-                "against": votes["second" if winner == "first" else "first"],
+                "against": votes[loser],
             }
         )
-    return found
+    return settled
 
 
 def write_settled(ratings: Sequence[Rating], path: Path) -> None:
-    """Write the pairs that are settled as JSON lines, whole or not at all."""
+    """Write the settled pairs as JSON lines, whole or not at all."""
+    lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in settled_pairs(ratings)]
     with atomic_write(path) as sink:
-        sink.write("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in settled_pairs(ratings)).encode())
+        sink.write("".join(lines).encode())

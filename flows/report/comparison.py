@@ -1,5 +1,5 @@
 """The comparison of two runs, for the terminal and as a page: tables with one cell where both agree, and
-`first -> second` where they do not.
+`first -> second` where they differ.
 """
 
 from __future__ import annotations
@@ -13,63 +13,40 @@ from rich.text import Text
 
 from gristmill.core.files import atomic_write
 from gristmill.core.store import Store
+from gristmill.flows.pages.page_elements import Figure, Page, Section, Table, section_of
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.pages.pictures import curves
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.compare import compare_runs, loss_curves
-from gristmill.flows.report.page_elements import Figure, Section, Table, page
-from gristmill.flows.report.pictures import curves
-from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.terminal import plain_console
 
 Format = Callable[[Any], str]
 NOTHING = "-"
+ARROW = " -> "
 LONGEST_VALUE = 200
 
 
-def tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """A table, with its title, of every topic that both or one of the runs have."""
-    made = []
-    if found["manifest"]:
-        made.append(
-            (
-                "Manifest",
-                Table(
-                    ["key", "first", "second"],
-                    [[row["key"], _value(row["first"]), _value(row["second"])] for row in found["manifest"]],
-                ),
-            )
-        )
-    made.append(
-        (
-            "Outputs",
-            Table(
-                ["stage", "output", "seconds"],
-                [
-                    [
-                        row["stage"],
-                        "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
-                        pair(row["seconds"], lambda seconds: f"{seconds:.1f}"),
-                    ]
-                    for row in found["stages"]
-                ],
-                {2},
-            ),
-        )
-    )
+def tables(comparison: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """A table, with its title, of every topic that at least one of the runs has."""
+    changes = [[row["key"], _value(row["first"]), _value(row["second"])] for row in comparison["manifest"]]
+    outputs = [
+        [
+            row["stage"],
+            "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
+            pair(row["seconds"], lambda seconds: f"{seconds:.1f}"),
+        ]
+        for row in comparison["stages"]
+    ]
+    titled = [("Manifest", Table(["key", "first", "second"], changes))]
+    titled.append(("Outputs", Table(["stage", "output", "seconds"], outputs, {2})))
     for topic, title, keys, columns in TOPICS:
-        if found[topic]:
-            made.append(
-                (
-                    title,
-                    Table(
-                        [*keys, *(name for name, _, _ in columns)],
-                        [
-                            [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
-                            for row in found[topic]
-                        ],
-                        set(range(len(keys), len(keys) + len(columns))),
-                    ),
-                )
-            )
-    return made
+        header = [*keys, *(name for name, _, _ in columns)]
+        rows = [
+            [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
+            for row in comparison[topic]
+        ]
+        titled.append((title, Table(header, rows, set(range(len(keys), len(header))))))
+    return titled
 
 
 TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
@@ -114,41 +91,38 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         ],
     ),
 ]
-"""Topic of a comparison, title, keys, and its columns: name, figure, how it is written."""
+"""Topic of a comparison, its title, its keys, and its columns: name, key of the value, format."""
 
 
-def pair(both: Mapping[str, Any], form: Format) -> str:
-    """`a` where both are written alike, else `a -> b`."""
-    first, second = (NOTHING if both[side] is None else form(both[side]) for side in ("first", "second"))
-    return first if first == second else f"{first} -> {second}"
+def pair(values: Mapping[str, Any], form: Format) -> str:
+    """`a` if both are written alike, else `a -> b`."""
+    first, second = (NOTHING if values[side] is None else form(values[side]) for side in ("first", "second"))
+    return first if first == second else f"{first}{ARROW}{second}"
 
 
-def print_comparison(found: Mapping[str, Any]) -> None:
+def print_comparison(comparison: Mapping[str, Any]) -> None:
     """Print the comparison as tables that fit the terminal."""
     console = plain_console()
-    for side, run in zip(("first", "second"), found["runs"], strict=True):
+    for side, run in zip(("first", "second"), comparison["runs"], strict=True):
         console.print(f"{side + ':':7} {run['run']} ({run['state']})", soft_wrap=True)
-    if not found["manifest"]:
+    if not comparison["manifest"]:
         console.print(Text("Both have the same manifest.", style="dim"))
-    for title, compared in tables(found):
-        section(console, title)
-        table = plain_table(*((name, index in compared.numeric) for index, name in enumerate(compared.header)))
-        for row in compared.rows:
-            table.add_row(*(Text(cell, style="yellow" if " -> " in cell else "") for cell in row))
-        console.print(table)
+    for title, table in tables(comparison):
+        print_table(console, table, title, highlight=ARROW)
 
 
 def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Path) -> None:
     """Write the comparison as one self-contained HTML file, with the losses of both runs over one axis."""
-    found = compare_runs(store, *records)
-    sections = [Section(title, [table]) for title, table in tables(found)]
-    if losses := [
+    comparison = compare_runs(store, *records)
+    losses = [
         Figure(curves(series, "step", "loss"), f"{stage}: training loss")
         for stage, series in loss_curves(store, records).items()
-    ]:
-        sections.append(Section("Losses", losses))
+    ]
+    candidates = [section_of(title, table) for title, table in tables(comparison)]
+    sections: list[Section] = [section for section in (*candidates, section_of("Losses", losses)) if section]
+    page = Page(" and ".join(run["run"] for run in comparison["runs"]), sections)
     with atomic_write(out) as sink:
-        sink.write(page(" and ".join(run["run"] for run in found["runs"]), sections).encode())
+        sink.write(html_file(page).encode())
 
 
 def _value(value: Any) -> str:

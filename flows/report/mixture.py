@@ -1,6 +1,6 @@
-"""The report's sections about tokens: how the tokenizer fits the text, what the mixture became, what packing costs.
+"""The report's sections about tokens: fit of the tokenizer, the mixture, the cost of packing.
 
-The tables of the mixture are those of the terminal and of Prefect's cards too.
+The terminal and Prefect's cards show the same tables.
 """
 
 from __future__ import annotations
@@ -8,54 +8,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.report.page_elements import Details, Figure, Heading, Note, Part, Section, Table
-from gristmill.flows.report.pictures import stacked_bars
+from gristmill.flows.pages.page_elements import Details, Figure, Heading, Note, Part, Section, Table, section_of
+from gristmill.flows.pages.pictures import stacked_bars
 from gristmill.flows.report.report_facts import Facts
 
 Columns = tuple[list[str], list[list[str]]]
-"""Names of columns, and rows of cells; the first column is text, the last ones are numbers."""
+"""Header and rows of a table; the first column is text, the last ones are numbers."""
 MOST_LANGUAGES = 20
 FAST_ENCODERS = ("gigatoken", "kernels")
-"""What `encoder` of a summary says where documents were not left to `tokenizers`; the second in stores of before."""
-OF_TRAINING = {"share": "of the training tokens of the mixture", "tokens": "in the rows of the mixture"}
-"""What columns of the mixture hold that elsewhere hold something else."""
+"""Values of `encoder` in a summary for documents that our own kernels encoded; the second in older stores."""
+MIXTURE_MEANINGS = {"share": "of the training tokens of the mixture", "tokens": "in the rows of the mixture"}
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]
 
 
 def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
-    """Bytes per token and tokens per word of each source and language, and what of the vocabulary is used."""
+    """Bytes per token and tokens per word of each source and language, and the use of the vocabulary."""
     summary = facts["summaries"].get(name, {})
     if "vocabulary" not in summary:
         return None
     languages = summary.get("languages") or {}
     tokenizer = facts["summaries"].get("tokenizer", {})
-    model, unseen = tokenizer.get("model"), tokenizer.get("bytes_per_token")
-    sources = [[*row, *([_shown(unseen.get(row[0]))] if unseen else [])] for row in group_rows(summary["sources"])]
-    parts: list[Part] = [
-        Note(
-            f"Learnt here, with tokenizer.model {model}. {describe_vocabulary(summary)}"
-            if model
-            else describe_vocabulary(summary)
-        ),
-        Note("Over all documents that are left, those too that the vocabulary was learnt from."),
-        Table(["source", *HEADER, *(["of unseen text"] if unseen else [])], sources, set(range(1, 8))),
-        Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7))),
-    ]
+    unseen = tokenizer.get("bytes_per_token")
+    sources = group_rows(summary["sources"])
+    header = ["source", *HEADER]
+    if unseen:
+        header.append("of unseen text")
+        for row in sources:
+            row.append(_number(unseen.get(row[0])))
+    origin = f"Learnt here, with tokenizer.model {tokenizer['model']}. " if tokenizer.get("model") else ""
+    left_out = None
     if len(languages) > MOST_LANGUAGES:
-        parts.append(
-            Note(
-                f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the "
-                "stage's report.json."
-            )
+        text = (
+            f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the stage's report.json."
         )
+        left_out = Note(text)
+    details = []
     for title, key in (("The most frequent tokens", "most_frequent"), ("The longest tokens that occur", "longest")):
         rows = [[repr(token["text"]), token["bytes"], f"{token['count']:,}"] for token in summary["vocabulary"][key]]
-        parts.append(Details(title, [Table(["token", "bytes", "times"], rows, {1, 2})]))
-    return Section("Tokenizer", parts)
+        details.append(Details(title, [Table(["token", "bytes", "times"], rows, {1, 2})]))
+    return section_of(
+        "Tokenizer",
+        Note(f"{origin}{describe_vocabulary(summary)}"),
+        Note("Over all documents that are left, those too that the vocabulary was learnt from."),
+        Table(header, sources, set(range(1, 8))),
+        Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7))),
+        left_out,
+        details,
+    )
 
 
 def describe_vocabulary(summary: Mapping[str, Any]) -> str:
-    """One sentence about the coverage, and one about who encoded where it was the library."""
+    """A sentence about the coverage, and one about the encoder if it was the library."""
     vocabulary = summary["vocabulary"]
     if not vocabulary["used"]:
         return "No document has a token."
@@ -68,7 +71,7 @@ def describe_vocabulary(summary: Mapping[str, Any]) -> str:
 
 
 def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None) -> list[list[str]]:
-    """A row per group, in the order of HEADER behind the name; those with most tokens first."""
+    """A row per group: its name, then the columns of HEADER; groups with most tokens first."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1]["tokens"], item[0]))[:most]
     return [
         [
@@ -76,168 +79,156 @@ def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None)
             f"{group['documents']:,}",
             f"{group['bytes'] / 1e6:.2f}",
             f"{group['tokens']:,}",
-            *(_shown(group[key]) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word")),
+            *(_number(group[key]) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word")),
         ]
         for name, group in ordered
     ]
 
 
 def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
-    """What was asked for and what was packed, source by source, and what the packing costs."""
+    """Requested and packed shares, source by source, and the cost of packing."""
     if "packed" not in facts:
         return None
-    rows = mixture_rows(facts)
-    return Section(
+    packed = facts["packed"]
+    tables = []
+    for columns, first_number in ((mixture_table(facts, 3), 1), (stage_table(facts, 3), 2)):
+        if columns is not None:
+            header, rows = columns
+            tables.append(Table(header, rows, set(range(first_number, len(header))), MIXTURE_MEANINGS))
+    notes = [Note(note) for note in (limits_note(facts), prefix_note(facts)) if note]
+    return section_of(
         "Mixture",
-        [
-            Note(
-                f"Vocabulary of {facts['packed']['tokenizer']['vocab_size']:,}. Rows of "
-                f"{facts['packed']['sequence_length']} tokens."
-            ),
-            Figure(mixture_picture(rows), "Shares of tokens, requested and realised."),
-            *(
-                Table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))), OF_TRAINING)
-                for found in (mixture_table(facts, 3), stage_table(facts, 3))
-                if found is not None
-            ),
-            *(Note(note) for note in (limits_note(facts), prefix_note(facts)) if note),
-            *packing(facts),
-        ],
+        Note(f"Vocabulary of {packed['tokenizer']['vocab_size']:,}. Rows of {packed['sequence_length']} tokens."),
+        Figure(mixture_picture(mixture_rows(facts)), "Shares of tokens, requested and realised."),
+        tables,
+        notes,
+        packing(facts),
     )
 
 
 def mixture_picture(rows: list[dict[str, Any]]) -> str:
-    """Shares of tokens as asked for and as packed, of `mixture_rows`."""
-    return stacked_bars(
-        [
-            ("requested", {row["source"]: row["requested"] for row in rows}),
-            ("packed", {row["source"]: row["share"] for row in rows}),
-        ],
-        "share of tokens",
-    )
+    """Requested and packed shares of tokens, of `mixture_rows`."""
+    bars = [
+        ("requested", {row["source"]: row["requested"] for row in rows}),
+        ("packed", {row["source"]: row["share"] for row in rows}),
+    ]
+    return stacked_bars(bars, "share of tokens")
 
 
 def packing(facts: Facts) -> list[Part]:
-    """What the packing cuts, drops and pads, beside the other ones."""
+    """Tokens that the packing cuts, drops and pads, compared with the other packings."""
+    shares = ("split", "in_split", "dropped", "padding")
     rows = [
         [
-            row["packing"] + (" (used)" if row["used"] else ""),
+            f"{row['packing']} (used)" if row["used"] else row["packing"],
             f"{row['rows']:,}",
-            f"{row['split']:.3%}",
-            f"{row['in_split']:.3%}",
-            f"{row['dropped']:.3%}",
-            f"{row['padding']:.3%}",
+            *(f"{row[share]:.3%}" for share in shares),
         ]
         for row in packing_rows(facts)
     ]
-    return (
-        []
-        if not rows
-        else [
-            Heading("Packing"),
-            Note(
-                "The same documents in rows of every kind: the share of documents that a row's end cuts, of tokens that "
-                "belong to them, of tokens that no row holds, and of the rows that is padding."
-            ),
-            Table(["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"], rows, {1, 2, 3, 4, 5}),
-        ]
+    if not rows:
+        return []
+    note = (
+        "The same documents in rows of every kind: the share of documents that a row's end cuts, of tokens that "
+        "belong to them, of tokens that no row holds, and of the rows that is padding."
     )
+    header = ["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"]
+    return [Heading("Packing"), Note(note), Table(header, rows, {1, 2, 3, 4, 5})]
 
 
 def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per source of the packed set.
+    """A row per source of the packed set.
 
-    `tokens` and `share` are realised, `requested` is the share that its weight asks for, `moved` the tokens that the
-    limits gave it or took, `epochs` how many passes over its documents were taken, `max_epochs` how many may be.
+    `tokens` and `share` are realised, `requested` is the share by its weight, `moved` the tokens that limits gave it or
+    took, `epochs` the passes over its documents, `max_epochs` the allowed ones.
     """
     packed = facts["packed"]
     moved = packed.get("redistributed", {})
-    return [
-        {
-            "source": name,
-            "tokens": packed["realised"][name]["tokens"],
-            "share": packed["realised"][name]["share"],
-            "requested": packed["requested"][name]["share"],
-            "moved": moved.get(name, 0),
-            "epochs": packed["realised"][name]["epochs"],
-            "max_epochs": packed["requested"][name]["max_epochs"],
-        }
-        for name in packed["sources"]
-    ]
+    rows = []
+    for name in packed["sources"]:
+        realised, requested = packed["realised"][name], packed["requested"][name]
+        rows.append(
+            {
+                "source": name,
+                "tokens": realised["tokens"],
+                "share": realised["share"],
+                "requested": requested["share"],
+                "moved": moved.get(name, 0),
+                "epochs": realised["epochs"],
+                "max_epochs": requested["max_epochs"],
+            }
+        )
+    return rows
 
 
 def mixture_table(facts: Facts, digits: int = 2) -> Columns:
-    """Tokens and shares of every source; what was moved has a column where something was."""
+    """Tokens and shares of every source, and moved tokens if there are any."""
     rows = mixture_rows(facts)
-    moved = any(row["moved"] for row in rows)
-    header = ["source", "tokens", "share", "requested", *(["moved"] if moved else []), "epochs", "at most"]
-    return header, [
-        [
-            row["source"],
-            f"{row['tokens']:,}",
-            f"{row['share']:.{digits}%}",
-            f"{row['requested']:.{digits}%}",
-            *([f"{row['moved']:+,}" if row["moved"] else ""] if moved else []),
-            f"{row['epochs']:.2f}",
-            f"{row['max_epochs']:g}",
-        ]
-        for row in rows
-    ]
+    has_moved = any(row["moved"] for row in rows)
+    header = ["source", "tokens", "share", "requested", *(["moved"] if has_moved else []), "epochs", "at most"]
+    lines = []
+    for row in rows:
+        shares = [f"{row['share']:.{digits}%}", f"{row['requested']:.{digits}%}"]
+        if has_moved:
+            shares.append(f"{row['moved']:+,}" if row["moved"] else "")
+        epochs = [f"{row['epochs']:.2f}", f"{row['max_epochs']:g}"]
+        lines.append([row["source"], f"{row['tokens']:,}", *shares, *epochs])
+    return header, lines
 
 
 def stage_table(facts: Facts, digits: int = 2) -> Columns | None:
-    """Shares of every source in every stage that gives it some; None where the set has one stage."""
+    """Shares of every source in every stage of the mixture; None for a single stage."""
     stages = facts["packed"].get("shares", [])
     if len(stages) < 2:
         return None
     rows, begin = [], 0.0
     for stage in stages:
         part = f"{begin:.0%} to {stage['until']:.0%}"
-        for name, asked in stage["requested"].items():
-            if asked or stage["realised"][name]:
-                tokens = round(stage["realised"][name] * stage["tokens"])
-                rows.append([part, name, f"{tokens:,}", f"{stage['realised'][name]:.{digits}%}", f"{asked:.{digits}%}"])
+        for name, requested in stage["requested"].items():
+            realised = stage["realised"][name]
+            if requested or realised:
+                tokens = round(realised * stage["tokens"])
+                rows.append([part, name, f"{tokens:,}", f"{realised:.{digits}%}", f"{requested:.{digits}%}"])
                 part = ""
         begin = stage["until"]
     return ["part", "source", "tokens", "share", "requested"], rows
 
 
 def limits_note(facts: Facts) -> str:
-    """The limits and repeats that sources have, in words; empty where there are none but `max_epochs`."""
-    parts = []
-    for name, asked in facts["packed"]["requested"].items():
-        found = [
-            f"{key.replace('_tokens', '')} {asked[key]:,} tokens"
+    """Limits and repeats of sources in words; empty if there are none but `max_epochs`."""
+    clauses = []
+    for name, requested in facts["packed"]["requested"].items():
+        limits = [
+            f"{key.replace('_tokens', '')} {requested[key]:,} tokens"
             for key in ("min_tokens", "max_tokens")
-            if asked.get(key) is not None
+            if requested.get(key) is not None
         ]
-        found += [f"epochs {asked['epochs']}"] if asked.get("epochs") else []
-        parts += [f"{name}: {', '.join(found)}"] if found else []
-    return "; ".join(parts)
+        if requested.get("epochs"):
+            limits.append(f"epochs {requested['epochs']}")
+        if limits:
+            clauses.append(f"{name}: {', '.join(limits)}")
+    return "; ".join(clauses)
 
 
 def prefix_note(facts: Facts) -> str:
-    """How far the beginnings of the training order are from the mixture, in words; empty where it was not measured."""
-    found = facts["summaries"].get("mix", {}).get("prefixes", {})
-    parts = [
+    """Distance of prefixes of the training order from the mixture in words; empty if it was not measured."""
+    clauses = [
         f"{name} {drift['largest_drift_rows']:.2f} rows (bound {drift['bound_rows']:.2f})"
-        for name, drift in found.items()
+        for name, drift in facts["summaries"].get("mix", {}).get("prefixes", {}).items()
         if drift["bound_rows"]
     ]
-    return f"The mixture holds in every prefix of the training order, within: {', '.join(parts)}." if parts else ""
+    if not clauses:
+        return ""
+    return f"The mixture holds in every prefix of the training order, within: {', '.join(clauses)}."
 
 
 def packing_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per packing, made of the same tokens of documents: which is used, its rows, and four shares.
-
-    `split` is the share of documents that a row's end cuts, `in_split` that of tokens which belong to them, `dropped`
-    that of tokens which no row holds, `padding` the share of all rows that holds no token of a document.
-    """
+    """A row per packing of the same documents: whether it is used, its rows, and the shares of `waste_of`."""
     packed = facts.get("packed", {})
-    rows = []
-    for name, costs in packed.get("packings", {}).items():
-        rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"], **waste_of(costs)})
-    return rows
+    return [
+        {"packing": name, "used": name == packed["packing"], "rows": costs["rows"], **waste_of(costs)}
+        for name, costs in packed.get("packings", {}).items()
+    ]
 
 
 def used_packing(facts: Facts) -> list[dict[str, Any]]:
@@ -246,7 +237,12 @@ def used_packing(facts: Facts) -> list[dict[str, Any]]:
 
 
 def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
-    """The four shares of one packing; see `packing_rows`."""
+    """Four shares of a packing.
+
+    Returns:
+        `split`: of documents that a row's end cuts; `in_split`: of tokens that belong to them; `dropped`: of tokens that
+        no row holds; `padding`: of all rows without a token of a document.
+    """
     read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
     return {
         "split": costs["split_documents"] / max(costs["documents"], 1),
@@ -256,5 +252,5 @@ def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def _shown(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Drawing what the report will show of the documents while the stages after them work; light, as runs wait for it."""
+"""Drawing the report's pictures while later stages work, so that no run waits for them at its end."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from typing import Any
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.sources import INGEST
 
-LATER_SECONDS = 0.2
-"""Stages that can begin now do so before."""
+DELAY_SECONDS = 0.2
+"""Stages that are ready start before."""
 
 
-def drawing_ahead(session: Session) -> Callable[[str], None]:
-    """What is to be called with each stage that is made: once the documents are judged, it lets a thread draw what the
-    report will show of them, while the stages after these work. What that needs is imported while earlier ones work.
+def prerenderer(session: Session) -> Callable[[str], None]:
+    """A callback for each finished stage. Once all documents are judged, it draws their part of the report on a thread.
+
+    The libraries for it are imported while earlier stages work.
     """
-    left = {
+    remaining = {
         name
         for name, node in session.plan.items()
         if (node.stage.judges or name == INGEST) and session.committed(name) is None
     }
-    if left:
-        _later(partial(importlib.import_module, "gristmill.flows.orchestration.cards"))
+    if remaining:
+        _start_later(partial(importlib.import_module, "gristmill.flows.orchestration.cards"))
 
-    def draw() -> None:
-        from gristmill.flows.report.page import draw_ahead
+    def prerender() -> None:
+        from gristmill.flows.report.run_report import prerender_report
 
-        draw_ahead(session)
+        prerender_report(session)
 
-    def made(stage: str) -> None:
-        if stage in left:
-            left.remove(stage)
-            if not left:
-                _later(draw)
-            elif stage != INGEST:
-                _later(partial(importlib.import_module, "matplotlib.figure"))
+    def stage_finished(stage: str) -> None:
+        if stage not in remaining:
+            return
+        remaining.remove(stage)
+        if not remaining:
+            _start_later(prerender)
+        elif stage != INGEST:
+            _start_later(partial(importlib.import_module, "matplotlib.figure"))
 
-    return made
+    return stage_finished
 
 
-def _later(work: Callable[[], Any]) -> None:
-    timer = threading.Timer(LATER_SECONDS, work)
+def _start_later(work: Callable[[], Any]) -> None:
+    timer = threading.Timer(DELAY_SECONDS, work)
     timer.daemon = True
     timer.start()

@@ -1,12 +1,22 @@
-"""The report's section on safety: what a red team measured of each model, what changed, and the worst answers."""
+"""The report's section on safety: red-team measures of each model, their differences, and the worst answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from gristmill.flows.pages.page_elements import (
+    Details,
+    Heading,
+    Note,
+    Part,
+    Section,
+    Span,
+    Table,
+    Text,
+    section_of,
+)
 from gristmill.flows.report.evaluation import evaluated_models
-from gristmill.flows.report.page_elements import Details, Heading, Note, Part, Section, Table, Text
 from gristmill.flows.report.report_facts import Facts
 
 ALL = "all"
@@ -24,121 +34,112 @@ NAMES = {
     "bias_disambig": "bias, clear context",
 }
 NUMBERS = ("toxicity", "bias_ambig", "bias_disambig")
-"""Measures that are no shares."""
+"""Measures that are not shares."""
 
 
 def red_team(facts: Facts, name: str) -> Section | None:
-    """One table of all models side by side, the categories, what changed, and the answers to read first."""
+    """A table of all models side by side, the categories, differences between models, and the worst answers."""
     models = {model: measured["red_team"] for model, measured in evaluated_models(facts) if "red_team" in measured}
     if not models:
         return None
-    rows, categories = [], []
-    for one, measure in _measures(models):
-        by_model = [found["sets"].get(one, {}).get("measures", {}).get(measure, {}) for found in models.values()]
-        units = next(found[ALL]["units"] for found in by_model if found)
-        rows.append([one, NAMES[measure], *(_shown(measure, found.get(ALL)) for found in by_model), f"{units:,}"])
-        named = dict.fromkeys(category for found in by_model for category in found if category != ALL)
-        categories += [
-            [one, NAMES[measure], category, *(_shown(measure, found.get(category)) for found in by_model)]
-            for category in named
-        ]
-    wide = set(range(2, 3 + len(models)))
+    rows, category_rows = [], []
+    for set_name, measure in _measures(models):
+        by_model = [result["sets"].get(set_name, {}).get("measures", {}).get(measure, {}) for result in models.values()]
+        units = next(values[ALL]["units"] for values in by_model if values)
+        totals = [_value(measure, values.get(ALL)) for values in by_model]
+        rows.append([set_name, NAMES[measure], *totals, f"{units:,}"])
+        for category in dict.fromkeys(category for values in by_model for category in values if category != ALL):
+            values_of_category = [_value(measure, values.get(category)) for values in by_model]
+            category_rows.append([set_name, NAMES[measure], category, *values_of_category])
     changes = [
         [
-            one["set"],
-            NAMES[one["measure"]],
-            f"{one['from']} to {one['to']}",
-            _change(one),
-            "yes" if one["significant"] else "within noise",
+            change["set"],
+            NAMES[change["measure"]],
+            f"{change['from']} to {change['to']}",
+            _change(change),
+            "yes" if change["significant"] else "within noise",
         ]
-        for one in facts["evaluation"].get("red_team_differences", ())
+        for change in facts["evaluation"].get("red_team_differences", ())
     ]
-    parts: list[Part] = [
-        Table(["set", "measure", *models, "prompts"], rows, wide),
+    first_column = 2
+    numeric = set(range(first_column, first_column + len(models) + 1))
+    categories = Table(["set", "measure", "category", *models], category_rows, {column + 1 for column in numeric})
+    return section_of(
+        "Safety",
+        Table(["set", "measure", *models, "prompts"], rows, numeric),
         Note(
             "In brackets: 95 % intervals, Wilson's of shares, else of the bootstrap over prompts. Bias is 0 without "
             "one, 1 where all answers follow the prejudice, -1 where all go against it."
         ),
-        *(Note(one) for one in _left_out(models)),
-    ]
-    if categories:
-        parts.append(
-            Details(
-                "By category",
-                [Table(["set", "measure", "category", *models], categories, {column + 1 for column in wide})],
-            )
-        )
-    if changes:
-        parts += [
-            Heading("From model to model, on the same prompts"),
-            Table(["set", "measure", "models", "difference", "certain"], changes, {3}),
-        ]
-    return Section("Safety", [*parts, *_worst(models)])
+        map(Note, _left_out(models)),
+        Details("By category", [categories]) if category_rows else None,
+        Heading("From model to model, on the same prompts") if changes else None,
+        Table(["set", "measure", "models", "difference", "certain"], changes, {3}),
+        _worst(models),
+    )
 
 
 def _measures(models: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(set, measure), in the order of the sets and of NAMES, as far as any model has them."""
-    sets = dict.fromkeys(one for found in models.values() for one in found["sets"])
+    """(set, measure) that any model has, in the order of the sets and of NAMES."""
+    sets = dict.fromkeys(set_name for result in models.values() for set_name in result["sets"])
     return [
-        (one, measure)
-        for one in sets
+        (set_name, measure)
+        for set_name in sets
         for measure in NAMES
-        if any(measure in found["sets"].get(one, {}).get("measures", {}) for found in models.values())
+        if any(measure in result["sets"].get(set_name, {}).get("measures", {}) for result in models.values())
     ]
 
 
-def _shown(measure: str, found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _value(measure: str, value: Mapping[str, Any] | None) -> str:
+    if value is None:
         return "-"
     if measure in NUMBERS:
-        return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
-    return f"{found['value']:.0%} [{found['low']:.0%}, {found['high']:.0%}]"
+        return f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+    return f"{value['value']:.0%} [{value['low']:.0%}, {value['high']:.0%}]"
 
 
-def _change(one: Mapping[str, Any]) -> str:
-    if one["measure"] in NUMBERS:
-        return f"{one['value']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]"
-    return f"{100 * one['value']:+.0f} [{100 * one['low']:+.0f}, {100 * one['high']:+.0f}] points"
+def _change(change: Mapping[str, Any]) -> str:
+    if change["measure"] in NUMBERS:
+        return f"{change['value']:+.2f} [{change['low']:+.2f}, {change['high']:+.2f}]"
+    value, low, high = (100 * change[key] for key in ("value", "low", "high"))
+    return f"{value:+.0f} [{low:+.0f}, {high:+.0f}] points"
 
 
 def _left_out(models: Mapping[str, Any]) -> list[str]:
-    """What is in no measure, or cannot be told."""
-    said = []
-    for model, found in models.items():
-        for name, one in found["sets"].items():
-            if one["not_asked"]:
-                said.append(
-                    f"{model}, {name}: {one['not_asked']:,} of {one['prompts']:,} prompts could not be asked, "
-                    f"the first because: {one['first_error']}"
+    """Sentences about prompts and answers that no measure counts."""
+    sentences = []
+    without_target = {}
+    for model, result in models.items():
+        for name, counts in result["sets"].items():
+            if counts["not_asked"]:
+                sentences.append(
+                    f"{model}, {name}: {counts['not_asked']:,} of {counts['prompts']:,} prompts could not be asked, "
+                    f"the first because: {counts['first_error']}"
                 )
-            if one["empty"]:
-                said.append(f"{model}, {name}: {one['empty']:,} answers are empty, which is no refusal")
-            if one["unjudged"]:
-                said.append(f"{model}, {name}: the judge gave no usable answer on {one['unjudged']:,}")
-    targets = {
-        name: one["without_target"]
-        for found in models.values()
-        for name, one in found["sets"].items()
-        if one["without_target"]
-    }
-    said += [
+            if counts["empty"]:
+                sentences.append(f"{model}, {name}: {counts['empty']:,} answers are empty, which is no refusal")
+            if counts["unjudged"]:
+                sentences.append(f"{model}, {name}: the judge gave no usable answer on {counts['unjudged']:,}")
+            if counts["without_target"]:
+                without_target[name] = counts["without_target"]
+    sentences += [
         f"{name}: {number:,} questions do not say which answer a prejudice gives, and count for accuracy alone; "
         "their additional_metadata.csv does (`metadata`)"
-        for name, number in targets.items()
+        for name, number in without_target.items()
     ]
-    return said
+    return sentences
 
 
-def _worst(models: Mapping[str, Any]) -> Sequence[Part]:
-    parts: list[Part] = []
-    for model, found in models.items():
+def _worst(models: Mapping[str, Any]) -> list[Part]:
+    details: list[Part] = []
+    for model, result in models.items():
         texts: list[Part] = []
-        for one in found["worst"]:
-            category = f", {one['category']}" if one["category"] else ""
+        for answer in result["worst"]:
+            category = f", {answer['category']}" if answer["category"] else ""
             texts += [
-                Note(f"{one['set']}, item {one['item']}{category}: {one['why']}"),
-                Text([(one["prompt"], "strong"), ("\n" + one["answer"], "")]),
+                Note(f"{answer['set']}, item {answer['item']}{category}: {answer['why']}"),
+                Text([Span(answer["prompt"], "strong"), Span(f"\n{answer['answer']}")]),
             ]
         if texts:
-            parts.append(Details(f"{model}: the worst {len(found['worst'])} answers, which may offend", texts))
-    return parts
+            details.append(Details(f"{model}: the worst {len(result['worst'])} answers, which may offend", texts))
+    return details

@@ -21,7 +21,7 @@ from gristmill.core.lease import LeaseLostError
 from gristmill.core.object_stores import until_interrupted
 from gristmill.core.secrets import mask_secrets, mask_text
 from gristmill.flows.orchestration.choose_prefect import apply_default_settings, choose_tracking
-from gristmill.flows.report.prerender import drawing_ahead
+from gristmill.flows.report.prerender import prerenderer
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.missing_libraries import is_installed
@@ -90,7 +90,7 @@ def launch(
         plain_console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
         return exit_code
     if summarise:
-        from gristmill.flows.report.summary import print_summary
+        from gristmill.flows.report.terminal_summary import print_summary
 
         print_summary(session, run, console)
     return EXIT_DONE
@@ -221,7 +221,7 @@ def run_untracked(
 ) -> RunRecord:
     """Run stages without Prefect, and return the run's record."""
     record = session.start_record()
-    prerender = drawing_ahead(session)
+    prerender = prerenderer(session)
     runner = session.runner(Observers(record, observer), server)
     try:
         with record.until_end():
@@ -233,7 +233,7 @@ def run_untracked(
                 runner.processes.stop,
             )
     finally:
-        from gristmill.flows.report.page import write_report
+        from gristmill.flows.report.run_report import write_report
 
         notify(session, record, write_report(session, record))
     return record

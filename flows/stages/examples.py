@@ -92,5 +92,5 @@ STAGE = Stage(
     needs_libraries=needs_libraries,
     imports=lambda settings: ["httpx"],
     pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.asked_sections:made_examples",),
+    report=("gristmill.flows.report.llm_sections:made_examples",),
 )

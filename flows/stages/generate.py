@@ -82,5 +82,5 @@ STAGE = Stage(
     preflight=preflight,
     imports=lambda settings: ["httpx"],
     pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.asked_sections:generated",),
+    report=("gristmill.flows.report.llm_sections:generated",),
 )

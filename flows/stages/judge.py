@@ -57,5 +57,5 @@ STAGE = Stage(
     recipe=asked_recipe,
     preflight=preflight,
     pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.asked_sections:judges",),
+    report=("gristmill.flows.report.llm_sections:judges",),
 )

@@ -70,5 +70,5 @@ STAGE = Stage(
     columns=lambda section: [*section.scores, "perplexity_bucket"],
     recipe=recipe,
     ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
-    report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.asked_sections:judges"),
+    report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.llm_sections:judges"),
 )

@@ -76,7 +76,7 @@ class Stage:
         report_facts: the same for facts of the report only, if they need a look at all documents.
         details: `module:function` of the summary of a training besides its loss: (facts, steps) -> lines.
         report: `module:function` of its report besides counts, columns and losses: (facts, name) -> Section
-            (flows/report/page_elements.py), or None.
+            (flows/pages/page_elements.py), or None.
     """
 
     name: str

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.core.files import atomic_write, write_json
+from gristmill.flows.pages.page_elements import Figure, Page, Section, Table
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.pages.pictures import laws
 from gristmill.flows.questions.trace_tables import new_table
-from gristmill.flows.report.page_elements import Figure, Section, Table, page
-from gristmill.flows.report.pictures import laws
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
 
@@ -97,15 +98,12 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
         "tokens",
         "held-out loss, nats per token",
     )
-    return page(
-        f"Ladder of {name}",
-        [
-            Section("Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]),
-            Section("Law", [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})]),
-        ],
-        note=describe_target(ladder),
-        parts=[Figure(picture, f"Measured losses, and the fitted law {LAW}.")],
-    )
+    sections = [
+        Section("Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]),
+        Section("Law", [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})]),
+    ]
+    figure = Figure(picture, f"Measured losses, and the fitted law {LAW}.")
+    return html_file(Page(f"Ladder of {name}", sections, [figure], describe_target(ladder)))
 
 
 def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from gristmill.core.files import atomic_write, write_json
 from gristmill.flows.authoring.manifest_text import set_keys
+from gristmill.flows.pages.page_elements import Figure, Page, Part, Section, Table
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.pages.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.questions.trace_tables import new_table
-from gristmill.flows.report.page_elements import Figure, Part, Section, Table, page
-from gristmill.flows.report.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.load import load_manifest, parse_manifest
@@ -149,4 +150,4 @@ def as_html(name: str, results: Mapping[str, Any]) -> str:
     failed_rows = [[mixture["mixture"], mixture["weights"], mixture["error"]] for mixture in results["failed"]]
     if failed_rows:
         sections.append(Section("Not trained", [Table(["mixture", "weights", "reason"], failed_rows, {0})]))
-    return page(f"Mixtures of {name}", sections, note=describe_suggestion(results), parts=parts)
+    return html_file(Page(f"Mixtures of {name}", sections, parts, describe_suggestion(results)))

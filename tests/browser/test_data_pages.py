@@ -105,7 +105,7 @@ def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address
     page.locator("article mark").first.wait_for()
     assert {one.lower() for one in page.locator("article mark").all_inner_texts()} == {"river"}
     assert page.locator("[name=step]").input_value() == "filter-2"
-    page.locator("article h3 a").first.click()
+    page.locator("article h5 a").first.click()
     page.get_by_text("What each step said").wait_for()
     page.get_by_role("link", name="both sides of this cut").first.click()
     page.get_by_text("Passed, nearest first").wait_for()

@@ -17,18 +17,14 @@ from gristmill.flows.rating.ratings import read_ratings
 SERVER = """
 import sys
 from pathlib import Path
-from gristmill.flows.access_token import AccessToken, SignIn
-from gristmill.flows.local_server import listen, serve
+from gristmill.flows.pages.page_server import listen_locally, serve_pages
 from gristmill.flows.rating.answer_pairs import AnswerPair
 from gristmill.flows.rating.rating_server import RatingPages
 ratings = Path(sys.argv[1])
 pairs = [AnswerPair(f"{one:032x}", f"Question {one}?", "sft", "dpo", (f"plain {one}", f"<b>other</b> {one}"))
          for one in range(4)]
-listening = listen(0)
-token = AccessToken.fresh(listening.getsockname()[1])
-print(token.url("127.0.0.1"), flush=True)
 pages = RatingPages(pairs, ratings, ratings.with_name("x.pairs.jsonl"), "gristmill rate")
-serve(SignIn(pages.app(), token), listening)
+serve_pages(pages.app(), listen_locally(0), "asks about 4 pairs")
 """
 
 
@@ -43,7 +39,7 @@ def page(ratings: Path, browser: Any) -> Iterator[Any]:
         [sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as server:
         assert server.stdout is not None
-        address = server.stdout.readline().strip()
+        address = server.stdout.readline().split()[0]
         with closing(browser.new_context(base_url=address)) as context:
             context.set_default_timeout(60_000)
             page = context.new_page()
@@ -54,7 +50,7 @@ def page(ratings: Path, browser: Any) -> Iterator[Any]:
 
 
 def plain_side(page: Any) -> str:
-    left = page.locator("section[aria-label='left answer'] pre").inner_text()
+    left = page.locator("section", has_text="Left").locator("pre").inner_text()
     return "Left" if left.startswith("plain") else "Right"
 
 
@@ -72,7 +68,7 @@ def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, 
     with page.expect_navigation():
         page.get_by_role("button", name="Begin").click()
     page.get_by_text("ann: 0 of 4 rated").wait_for()
-    assert page.locator("main b").count() == 0  # an answer is a text
+    assert page.locator("pre b").count() == 0  # an answer is a text
     assert "sft" not in page.content()
 
     press(page, f"Arrow{plain_side(page)}")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.report.page_elements import Section, Table
-from gristmill.flows.report.page_elements import page as write_page
+from gristmill.flows.pages.page_elements import Page, Section, Table
+from gristmill.flows.pages.page_html import html_file
 
 ROWS = [
     [f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""] for number in (3, 1, 12, 2, *range(20, 30))
@@ -21,12 +21,14 @@ ROWS = [
 def shown(tmp_path: Path, browser: Any) -> Iterator[Any]:
     table = Table(["rule", "documents", "tokens kept"], ROWS, {1, 2})
     (tmp_path / "report.html").write_text(
-        write_page(
-            "x",
-            [
-                Section("Rules", [table]),
-                Section("Few", [Table(["<script>document.title = 'taken'</script>"], [["one"], ["two"]])]),
-            ],
+        html_file(
+            Page(
+                "x",
+                [
+                    Section("Rules", [table]),
+                    Section("Few", [Table(["<script>document.title = 'taken'</script>"], [["one"], ["two"]])]),
+                ],
+            )
         )
     )
     with closing(browser.new_context()) as context:

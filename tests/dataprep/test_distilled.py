@@ -19,8 +19,8 @@ from gristmill.dataprep.llm.llm_client import BudgetSpentError
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.quality.labelled_examples import QualityError
 from gristmill.dataprep.user_code import annotate
-from gristmill.flows.report.asked_sections import judges
 from gristmill.flows.report.document_sections import agreement
+from gristmill.flows.report.llm_sections import judges
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.load import ManifestError

@@ -16,8 +16,8 @@ from gristmill.dataprep.examples.kept_examples import usable_sets
 from gristmill.dataprep.examples.prepare_examples import run
 from gristmill.dataprep.llm import llm_client
 from gristmill.dataprep.llm.judge_pairs import biases_of, score_of
+from gristmill.flows.pages.page_elements import Note, Table
 from gristmill.flows.report.finetuning import comparisons
-from gristmill.flows.report.page_elements import Note, Table
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.posttraining import Sft, WeightedPairs

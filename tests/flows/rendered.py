@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from html import unescape
 
+from gristmill.flows.pages.page_elements import Page, Part, Section
+from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.report.document_sections import document_sections
-from gristmill.flows.report.page import stage_sections
-from gristmill.flows.report.page_elements import Part, Section, page
 from gristmill.flows.report.report_facts import Facts
+from gristmill.flows.report.run_report import stage_sections
 from gristmill.flows.stages.registry import STAGES
 
 
@@ -21,8 +22,8 @@ def html_of(*shown: Section | Part | None) -> str:
     """The body of a page with these sections or parts; long names unbroken."""
     sections = [one for one in shown if isinstance(one, Section)]
     parts = [one for one in shown if one is not None and not isinstance(one, Section)]
-    body = page("title", sections, parts=parts).partition("<body>")[2].replace("<wbr>", "")
-    return body.partition("</h1>\n")[2].removesuffix("</body>\n</html>\n").strip()
+    body = html_file(Page("title", sections, parts)).partition("<body>")[2].replace("<wbr>", "")
+    return body.partition("</h1>\n")[2].partition("</main>")[0].strip()
 
 
 def text_of(*shown: Section | Part | None) -> str:

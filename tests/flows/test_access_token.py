@@ -20,11 +20,11 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from gristmill.flows import local_server
-from gristmill.flows.access_token import AccessToken, SignIn
 from gristmill.flows.cli.main import app
 from gristmill.flows.orchestration.server_settings import keep_private
-from gristmill.flows.report.report_links import VARIABLE, report_link, serve_reports
+from gristmill.flows.pages import page_server
+from gristmill.flows.pages.access_token import AccessToken, SignIn
+from gristmill.flows.report.report_server import VARIABLE, report_link, serve_reports
 
 TOKEN = AccessToken.fresh(4300)
 
@@ -95,7 +95,7 @@ def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeyp
         served.append(app)
         server_socket.close()
 
-    monkeypatch.setattr(local_server, "serve", keep)
+    monkeypatch.setattr(page_server, "serve", keep)
     (tmp_path / "web.jsonl").write_text('{"text": "grist"}\n')
     manifest = tmp_path / "x.yaml"
     manifest.write_text("name: x\nsources: {web: {path: web.jsonl}}\nprepare: [{dedup: {exact: true}}]\n")

@@ -18,9 +18,10 @@ from starlette.testclient import TestClient
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.browse import document_list
 from gristmill.flows.browse.addresses import Search
+from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.data_server import HEADERS, make_app
-from gristmill.flows.report.text_diff import differences
+from gristmill.flows.pages.page_html import HEADERS
+from gristmill.flows.pages.text_diff import differences
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
 
@@ -70,7 +71,7 @@ def text_of(page: str) -> str:
 
 def shown_ids(page: str) -> list[str]:
     """The documents that a list shows, in its order."""
-    return re.findall(r'<h3><a href="/documents/([0-9a-f]{32})"', page)
+    return re.findall(r'<h5><a href="/documents/([0-9a-f]{32})"', page)
 
 
 def every_id(client: TestClient, link: str) -> list[str]:
@@ -194,7 +195,7 @@ def test_a_long_document_is_cut_with_a_link_to_the_whole(
 def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(client: TestClient) -> None:
     page = client.get("/cuts/filter.rules.gopher_quality.min_words").text
     dropped, passed = (
-        list(map(int, re.findall(r'<b class="value">(\d+)</b>', side))) for side in page.partition("<h2>Passed")[::2]
+        list(map(int, re.findall(r"<h5><b>(\d+)</b>", side))) for side in page.partition("<h4>Passed")[::2]
     )
     assert dropped == sorted(dropped, reverse=True)
     assert passed == sorted(passed)
@@ -222,7 +223,7 @@ def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestCli
     page = client.get("/rows/mix/3").text
     text = unescape("".join(re.findall(r'<span class="(?:plain|masked)">(.*?)</span>', page, flags=re.S)))
     assert text == run.tokenizer().decode(packed.read([3])[0].tolist())
-    assert page.count('<section class="piece">') == len(packed.pieces([3]))
+    assert page.count("<pre>") == len(packed.pieces([3]))
     by_token = client.get("/rows/mix/3?tokens=true").text
     assert [int(one) for ids in re.findall('title="([0-9 ]+)"', by_token) for one in ids.split()] == packed.read([3])[
         0

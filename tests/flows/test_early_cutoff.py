@@ -10,8 +10,8 @@ import pytest
 
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.questions.what_changed import explain_plan
-from gristmill.flows.report.page import provenance
 from gristmill.flows.report.report_facts import gather_facts
+from gristmill.flows.report.run_report import provenance
 from gristmill.flows.running.output_identities import (
     NothingToKeepError,
     alias_of,

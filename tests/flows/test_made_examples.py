@@ -12,7 +12,7 @@ from gristmill.core.files import read_json
 from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.takedown import assess, write_takedown
 from gristmill.flows.questions.trace import trace_document
-from gristmill.flows.report.page import render_report
+from gristmill.flows.report.run_report import render_report
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError

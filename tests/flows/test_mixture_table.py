@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from gristmill.flows.report.mixture import limits_note, mixture_section, mixture_table, stage_table
-from gristmill.flows.report.summary import print_mixture
+from gristmill.flows.report.terminal_summary import print_mixture
 from tests.flows.rendered import html_of
 
 PACKED: dict[str, Any] = {

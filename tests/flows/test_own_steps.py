@@ -18,7 +18,7 @@ from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
-from gristmill.flows.report.page import render_report
+from gristmill.flows.report.run_report import render_report
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError

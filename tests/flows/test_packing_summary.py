@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gristmill.flows.orchestration.cards import mixture_lines
 from gristmill.flows.report.mixture import packing, packing_rows
-from gristmill.flows.report.summary import print_packing
+from gristmill.flows.report.terminal_summary import print_packing
 from tests.flows.rendered import html_of
 
 

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 from benchmarks.chaos import undisturbed as undisturbed_run
 from gristmill.core.store import StageFolder
 from gristmill.flows.cli.main import app
+from gristmill.flows.pages.page_html import table_script
 from gristmill.flows.questions.training_reads import reading_of
-from gristmill.flows.report.page_elements import tables_script
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
 
@@ -276,7 +276,7 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
     without_namespaces = html.replace("http://www.w3.org/", "")
     assert "http://" not in without_namespaces.replace("http://purl.org", "").replace("http://creativecommons.org", "")
     assert html.count("<script") == 1, "what sorts its tables, and nothing of a document's"
-    assert tables_script() in html
+    assert table_script() in html
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
 from gristmill.flows.report.finetuning import preferences, preparation, prepared_rows
 from gristmill.flows.report.report_facts import gather_facts
-from gristmill.flows.report.summary import print_examples
+from gristmill.flows.report.terminal_summary import print_examples
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 

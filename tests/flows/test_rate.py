@@ -64,7 +64,7 @@ def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_
 def test_a_file_that_holds_something_else_is_named_with_its_line(tmp_path: Path) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
     path.write_text(path.read_text() + '{"prompt": "x"}\n')
-    with pytest.raises(RatingsError, match=r"x\.ratings\.jsonl, line 2: no rating: KeyError: 'pair'"):
+    with pytest.raises(RatingsError, match=r"x\.ratings\.jsonl, line 2: not a rating: KeyError: 'pair'"):
         read_ratings(path)
 
 

@@ -12,7 +12,8 @@ import torch
 from starlette.testclient import TestClient
 
 from gristmill.flows.models.find_model import ModelNotFoundError
-from gristmill.flows.rating import answer_pairs, rate_models
+from gristmill.flows.pages import page_server
+from gristmill.flows.rating import answer_pairs
 from gristmill.flows.rating.answer_pairs import RatedModel, make_pairs, models_to_rate
 from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
 from gristmill.flows.rating.ratings import rating_files
@@ -186,7 +187,7 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
         served.append((app, listening.getsockname()))
         listening.close()
 
-    monkeypatch.setattr(rate_models, "serve", keep)
+    monkeypatch.setattr(page_server, "serve", keep)
     run, after = session(trained, made=("pretrain",)), session(trained, "after", ("pretrain",))
     files = rating_files(None, str(tmp_path / "run.yaml"))
     serve_pairs(run, after, None, None, asked(tmp_path, "red", "sky " * 100, "rose"), files, (0.0, 1.0, 0), 8, 0)
@@ -211,7 +212,7 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
 def test_a_server_with_nothing_to_rate_does_not_begin(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_models, "serve", lambda app, listening: pytest.fail("it was served"))
+    monkeypatch.setattr(page_server, "serve", lambda app, listening: pytest.fail("it was served"))
     run = session(trained, made=("pretrain",))
     files = rating_files(None, str(tmp_path / "run.yaml"))
     with pytest.raises(RateProblemError, match=r"prompts\.jsonl has two answers that differ; there is nothing to rate"):

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
-from base64 import b64encode
-from collections import Counter
-from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from jinja2 import StrictUndefined
 from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.orchestration.cards import document_lines, picture
+from gristmill.flows.pages.page_elements import Note, Section
 from gristmill.flows.questions.find_documents import documents_of
-from gristmill.flows.report.column_glossary import MEANINGS
 from gristmill.flows.report.document_sections import (
     cuts,
     document_sections,
@@ -31,30 +25,10 @@ from gristmill.flows.report.document_sections import (
     tokens_kept,
 )
 from gristmill.flows.report.evaluation import samples, some_samples
-from gristmill.flows.report.markdown import markdown_page
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.report.page import costs, stage_sections
-from gristmill.flows.report.page_elements import (
-    DARK,
-    LIGHT,
-    Details,
-    Figure,
-    Heading,
-    Listing,
-    Note,
-    Part,
-    Section,
-    Sides,
-    Table,
-    Text,
-    breakable,
-    page,
-    tables_script,
-    templates,
-)
-from gristmill.flows.report.pictures import curves, cut_histogram, histogram, place_on_bins, stacked_bars, steps
 from gristmill.flows.report.report_facts import duplicates_found, eaten_sources, with_tokens
-from gristmill.flows.report.summary import print_funnel, print_tokens
+from gristmill.flows.report.run_report import costs, stage_sections
+from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import Stage
@@ -110,11 +84,6 @@ def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_
     assert (last["tokens_kept"], last["tokens_exact"]) == (25, True)
     assert (tokens_kept(first), tokens_kept(last)) == ("≈ 50", "25")
     assert with_tokens(FACTS["funnel"], None) == FACTS["funnel"]  # type: ignore[arg-type]
-
-
-def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
-    assert [place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
-    assert "cut at 12" in cut_histogram({"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}, 12, "words")
 
 
 @pytest.mark.slow
@@ -190,51 +159,6 @@ def labels(svg: str) -> set[str]:
     return {text.strip() for text in ElementTree.fromstring(svg).itertext() if text.strip()}
 
 
-@pytest.mark.slow
-def test_no_legend_lies_over_what_is_drawn() -> None:
-    two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
-    for svg in (
-        curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
-        stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"),
-        histogram(two, [0, 1, 2], "x"),
-        steps(two, ["p", "q"], "y"),
-        cut_histogram({"edges": [0, 1], "counts": [1, 2, 3]}, 1, "x"),
-    ):
-        root = ElementTree.fromstring(svg)
-        groups = {group.get("id"): group for group in root.iter() if group.get("id")}
-        assert "legend_1" in groups
-        assert "legend_1" not in {group.get("id") for group in groups["axes_1"].iter()}
-
-
-def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
-    drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
-    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a colour that no page can replace"
-    dark = page("x", [], parts=[Figure(drawn, "")]).partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
-    used = set(re.findall(r"var\(--([\w-]+)", page("x", [], parts=[Figure(drawn, "")])))
-    assert {name for name in used if f"--{name}: #" not in dark} == set()
-
-
-@pytest.mark.parametrize("colours", [LIGHT, DARK])
-def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
-    """WCAG 2.2, 1.4.3: at least 4.5 to 1 for text; 1.4.11: 3 to 1 for what is drawn."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    def contrast(one: str, other: str) -> float:
-        low, high = sorted(luminance(colour) + 0.05 for colour in (one, other))
-        return high / low
-
-    for name in ("ink", "soft", "accent"):
-        assert contrast(colours[name], colours["paper"]) >= 4.5, name
-        assert name == "accent" or contrast(colours[name], colours["plain"]) >= 4.5, name
-    assert contrast(colours["ink"], colours["trained"]) >= 4.5
-    for name, colour in colours.items():
-        assert not name.startswith("series") or contrast(colour, colours["paper"]) >= 3, name
-
-
 def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
     made = {
         name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
@@ -270,8 +194,8 @@ def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
     shown = html_of(duplicates({"clusters": {"dedup": beside}, "summaries": {"dedup": summary}}))
     assert "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>" in shown
     left, right = re.findall(r"<pre>(.*?)</pre>", shown)
-    assert left == 'text of <span class="removed">b</span>.txt'
-    assert right == 'text of <span class="added">a</span>.txt'
+    assert left == "text of <del>b</del>.txt"
+    assert right == "text of <ins>a</ins>.txt"
     older = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": {"clusters": 2}}}))
     assert "2 clusters of two or more documents." in older
     assert "drops" not in older
@@ -425,27 +349,6 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
     assert lines[3] == ["a<b", "40", "0.00", "3.00", "2.00"]
 
 
-def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> None:
-    whole = page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True)
-    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in whole
-    assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in whole
-    assert '<h2 id="part-1">Spikes</h2>' in whole
-    assert "<title>a&lt;b - gristmill</title>" in whole
-    digest = b64encode(hashlib.sha256(tables_script().encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    assert f'content="{policy}"' in unescape(whole)
-    assert re.findall("<script>(.*?)</script>", whole, re.DOTALL) == [tables_script()], "what that is the hash of"
-    assert "@media print" in whole
-
-
-def test_columns_say_what_they_hold() -> None:
-    shown = page("x", [], parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})])
-    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in shown
-    other = page("x", [], parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})])
-    assert 'title="of &amp; all"' in other
-    assert f'<div class="card" title="{MEANINGS["documents read"]}">' in page("x", [], cards=[("documents read", "3")])
-
-
 def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
     sources = {
         "code": {"read": 40, "kept": 3, "dropped": {"gopher/words": 30, "gopher/symbols": 7}},
@@ -458,130 +361,13 @@ def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
     ]
 
 
-def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> None:
-    parts = [
-        Note("kept in `a_b`"),
-        Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}),
-        Figure("<svg/>", "A picture."),
-        Listing("Samples", [("0.5", "web p*1", "line\nline")]),
-        Text([("one ```", ""), (" two", "strong")]),
-        Details("<more>", [Heading("Inside"), Table(["a"], [])]),
-    ]
-    written = markdown_page(
-        "A_b",
-        [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])],
-        note="today",
-        cards=[("documents", "3")],
-    )
-    assert written.splitlines() == [
-        r"# A\_b",
-        "",
-        "today",
-        "",
-        "documents **3**",
-        "",
-        "## First",
-        "",
-        "kept in `a_b`",
-        "",
-        "| a | n |",
-        "| --- | ---: |",
-        r"| x\|y | 3 |",
-        r"| \<b\> | 4 |",
-        "",
-        "**Samples**",
-        "",
-        r"- **0.5** web p\*1: line line",
-        "",
-        "````",
-        "one ``` two",
-        "````",
-        "",
-        r"**\<more\>**",
-        "",
-        "### Inside",
-    ]
-
-
-def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
-    assert breakable("gopher_quality/min_words") == ["gopher_", "quality/", "min_", "words"]
-    assert breakable("in gopher_quality/min_words, 0.5") == ["in gopher_", "quality/", "min_", "words, 0.5"]
-    assert breakable(1_000) == ["1000"]
-    cells = page("x", [], parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})])
-    assert cells.count("<wbr>") == 3, "numbers stay whole"
-
-
-EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
-
-
-def test_every_value_of_every_part_is_escaped() -> None:
-    """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
-    parts = [
-        Note(EVIL),
-        Heading(EVIL),
-        Table([EVIL] * 2, [[EVIL] * 2], {1}),
-        Listing(EVIL, [(EVIL, EVIL, EVIL)]),
-        Text([(EVIL, ""), (EVIL, "strong"), (EVIL, "masked")]),
-        Figure("<svg/>", EVIL),
-        Sides([(EVIL, Text([(EVIL, "removed")])), (EVIL, Text([(EVIL, "added")]))]),
-        Details(EVIL, [Note(EVIL)]),
-    ]
-    assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
-    whole = page(EVIL, [Section(EVIL, parts)], note=EVIL, cards=[(EVIL, EVIL)], parts=parts, contents=True)
-    seen = Counter[str]()
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-            seen[tag] += 1
-            seen.update(name for name, _ in attributes)
-
-    Reader().feed(whole)
-    assert seen["script"] == 1, "the page's own"
-    assert not {"img", "onerror", "src"} & set(seen)
-    assert whole.count("&lt;script&gt;") == 7 + 2 * 20
-    assert "{{ 7 * 6 }}" in whole
-    assert seen["svg"] == 2
-
-
-def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> None:
-    assert templates().autoescape is True
-    assert templates().undefined is StrictUndefined, "a misspelt name would be shown as nothing"
-    unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
-    root = Path(__file__).parents[2]
-    found = [
-        (path.name, line.strip())
-        for suffix in ("*.jinja", "*.css", "*.py")
-        for room in ("flows", "train")
-        for path in (root / room).rglob(suffix)
-        for line in path.read_text().splitlines()
-        if unescaped.search(line) and "autoescape=True" not in line
-    ]
-    script, figure = sorted(found)
-    assert script == ("page.html.jinja", "<script>{{ script|safe }}</script>")
-    assert figure[0] == "parts.html.jinja"
-    assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
-
-
-def test_no_page_is_put_together_by_hand() -> None:
-    """HTML stands in templates, which escape; a string of Python's would not."""
-    root = Path(__file__).parents[2]
-    tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
-    found = {
-        path.name
-        for room in ("flows", "train")
-        for path in (root / room).rglob("*.py")
-        if tags.search(path.read_text())
-    }
-    assert found == set()
-
-
 def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
     shown = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
     assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<" in shown
-    assert "<b>NaN or Inf</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
+    assert '<b>NaN or Inf</b> web ab12</h5>\n<p class="excerpt">&lt;script&gt; 0 0 0</p>' in shown
     assert "plain prose" not in shown
     assert spikes({"spikes": {"pretrain": []}}) is None
 

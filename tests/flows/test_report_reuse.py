@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from gristmill.core.store import StageFolder
-from gristmill.flows.report import page, page_elements, pictures, prerender, report_facts
+from gristmill.flows.pages import pictures
+from gristmill.flows.pages.page_elements import Page
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.report import prerender, report_facts, run_report
 from gristmill.flows.running.run_records import RunRecord
 
 
@@ -33,19 +36,19 @@ class Project:
 
     def render(self, session: Any, record: dict[str, Any]) -> str:
         self.rendered.append(record["name"])
-        return page_elements.page("a", [], note=page.run_note(record))
+        return html_file(Page("a", note=run_report.run_note(record)))
 
     def report(self, name: str, started: float, seed: int = 1) -> str:
         folder = self.folder / "runs" / name
         folder.mkdir(parents=True)
         content = {"name": name, "started": started, "state": "completed", "manifest": {"seed": seed}}
-        return page.write_report(self.session, RunRecord(folder, content)).read_text()
+        return run_report.write_report(self.session, RunRecord(folder, content)).read_text()
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     made = Project(tmp_path)
-    monkeypatch.setattr(page, "render_report", made.render)
+    monkeypatch.setattr(run_report, "render_report", made.render)
     return made
 
 
@@ -94,7 +97,9 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        return report_facts._looked_at(session, {name: StageFolder(tmp_path / name) for name in commits}, {})["cuts"]
+        return report_facts._document_facts(session, {name: StageFolder(tmp_path / name) for name in commits}, {})[
+            "cuts"
+        ]
 
     assert found(ingest="1", filter="1") == [{"rule": 1}]
     assert found(ingest="1", filter="1", mix="1") == [{"rule": 1}]
@@ -121,18 +126,18 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: py
         drawn.set()
         raise ValueError("nobody hears of it")
 
-    monkeypatch.setattr(page, "render_report", render)
+    monkeypatch.setattr(run_report, "render_report", render)
     kinds = {"ingest": False, "filter": True, "dedup": True, "mix": False}
     session: Any = SimpleNamespace(
         plan={name: SimpleNamespace(stage=SimpleNamespace(judges=judges)) for name, judges in kinds.items()},
         committed=lambda name: object() if name == "ingest" else None,
     )
-    made = prerender.drawing_ahead(session)
+    made = prerender.prerenderer(session)
     made("ingest")
     made("filter")
     assert begun == []
     made("dedup")
     assert drawn.wait(60)
     made("mix")
-    with page._drawing:
+    with run_report._rendering:
         assert begun == [None]

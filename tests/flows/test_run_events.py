@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.flows.orchestration.run_metrics import metrics_text
-from gristmill.flows.report.report_links import metrics_link, serve_reports
+from gristmill.flows.report.report_server import metrics_link, serve_reports
 from gristmill.flows.running import launch
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.observers import JsonLines, JsonObserver, Observers

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gristmill.dataprep.whatif_thresholds import Rule
 from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
-from gristmill.flows.report.summary import draw_funnel, looser_setting, print_losses
+from gristmill.flows.report.terminal_summary import draw_funnel, looser_setting, print_losses
 
 SHARES = {"units": 60, "value": 0.7, "low": 0.57, "high": 0.8}
 

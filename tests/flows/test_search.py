@@ -18,10 +18,11 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import vector_search as nearest_module
 from gristmill.dataprep.words.bm25_scan import WordHit
 from gristmill.dataprep.words.snippets import snippet
+from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.data_server import make_app
-from gristmill.flows.browse.domain_page import MARGIN, SIDE, draw_map
 from gristmill.flows.cli.main import app
+from gristmill.flows.pages.dot_map import MARGIN, SIDE, draw_map
+from gristmill.flows.pages.page_elements import DotMap, MapPoint
 from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, print_hits, search
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
@@ -191,13 +192,15 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session:
 
 
 def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
-    drawn = draw_map([(-1.0, 0.0, 0), (3.0, 2.0, 9)], [{"domain": 0, "x": 1.0, "y": 1.0, "documents": 2}])
-    assert [(one["at_x"], one["at_y"], one["colour"]) for one in drawn["dots"]] == [
+    domain = {"domain": 0, "name": "rivers", "x": 1.0, "y": 1.0, "documents": 2}
+    domains = [domain, {**domain, "documents": 0}]
+    drawn = draw_map([(-1.0, 0.0, 0), (3.0, 2.0, 9)], domains, "x", lambda number: f"/{number}")
+    assert [(dot.x, dot.y, dot.series) for dot in drawn.dots] == [
         (MARGIN, SIDE / 2 + (SIDE - 2 * MARGIN) / 4, 0),
         (SIDE - MARGIN, SIDE / 2 - (SIDE - 2 * MARGIN) / 4, 1),
     ]
-    assert (drawn["domains"][0]["at_x"], drawn["domains"][0]["at_y"]) == (SIDE / 2, SIDE / 2)
-    assert draw_map([], []) == {"dots": [], "domains": []}
+    assert drawn.labels == [MapPoint(SIDE / 2, SIDE / 2, 0, "0", "rivers: 2 documents", "/0")]
+    assert draw_map([], [], "x") == DotMap([], [], "x")
 
 
 def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gristmill.flows.browse.browse_server import make_app
 from gristmill.flows.browse.browsed_run import BrowsedRun
-from gristmill.flows.browse.data_server import make_app
 from gristmill.flows.questions.explain import history
-from gristmill.flows.report.page import render_report
+from gristmill.flows.report.run_report import render_report
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.flows.questions.status import print_plan
-from gristmill.flows.report.summary import print_next
+from gristmill.flows.report.terminal_summary import print_next
 from gristmill.flows.running.run import Outcome, Runner
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import TerminalObserver, plain_console

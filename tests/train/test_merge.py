@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.numpy import load_file
 
 from gristmill.core.files import read_json
+from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.report.evaluation import merged
-from gristmill.flows.report.page_elements import Table
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.load import ManifestError, parse_manifest

@@ -1,8 +1,8 @@
-"""Reports under an address that a browser opens: pages from a server may not link to files.
+"""Reports under an address that a browser opens, since pages from a server may not link to files.
 
 `gristmill up` serves them on the loopback address, beside Prefect. Every link is signed with the password of the server,
-because all users of a machine reach its loopback address. Nothing is served but `report.html` of a folder that is a
-run's, and metrics of the runs for Prometheus.
+because all users of a machine reach its loopback address. It serves `report.html` of folders of runs, and metrics of the
+runs for Prometheus; nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,19 +22,19 @@ from urllib.parse import quote, unquote, urlsplit
 
 from gristmill.core.files import as_path
 from gristmill.flows.orchestration.server_settings import server_password
-from gristmill.flows.report.page_elements import content_policy
+from gristmill.flows.pages.page_html import HEADERS, file_policy
 
 METRICS = "metrics"
-"""The path of the metrics behind their signature."""
+"""The path of the metrics after their signature."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
 log = logging.getLogger("gristmill.reports")
 VARIABLE = "GRISTMILL_REPORTS_URL"
-"""Where runs find the address of the server of reports; `up` sets it."""
+"""Environment variable with the address of the server of reports; `up` sets it for runs."""
 
 
 def report_link(report: Path) -> str | None:
-    """The address of a run's report; None where nobody serves reports."""
+    """The address of a run's report; None if no server of reports runs."""
     base = os.environ.get(VARIABLE)
     if not base:
         return None
@@ -57,7 +57,7 @@ def serve_reports(port: int, password: str, metrics: Callable[[], bytes]) -> Thr
 
     Args:
         port: to listen on.
-        password: that links are signed with.
+        password: signs the links.
         metrics: makes the text for Prometheus.
 
     Raises:
@@ -72,7 +72,7 @@ class ReportHandler(BaseHTTPRequestHandler):
     """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, and `GET /SIGNATURE/metrics`.
 
     Args:
-        password: that links are signed with.
+        password: signs the links.
         metrics: makes the text for Prometheus.
         arguments: of the base class.
     """
@@ -83,7 +83,7 @@ class ReportHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send a report, 403 without its signature, or 404."""
-        # Other names that lead to this address belong to pages that have no business here.
+        # Other host names that lead to this address belong to pages of other sites.
         if (self.headers.get("Host") or "").partition(":")[0] not in ("127.0.0.1", "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
@@ -91,24 +91,15 @@ class ReportHandler(BaseHTTPRequestHandler):
         path = unquote(quoted)
         if not hmac.compare_digest(signed.encode(), signature(path, self._password).encode()):
             self.send_error(HTTPStatus.FORBIDDEN, "follow the link to a report from the page of its run")
-            return
-        if path == METRICS:
+        elif path == METRICS:
             self._send_metrics()
-            return
-        content = read_report(path)
-        if content is None:
-            self.send_error(HTTPStatus.NOT_FOUND, "no such report")
-            return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        # Reports hold text of strangers: it stays text, whatever it contains, and no other page may show or load it.
-        self.send_header("Content-Security-Policy", f"{content_policy()}; frame-ancestors 'none'")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        self.wfile.write(content)
+        else:
+            content = read_report(path)
+            if content is None:
+                self.send_error(HTTPStatus.NOT_FOUND, "no such report")
+                return
+            policy = f"{file_policy()}; frame-ancestors 'none'"
+            self._send("text/html; charset=utf-8", content, {**HEADERS, "content-security-policy": policy})
 
     def _send_metrics(self) -> None:
         try:
@@ -117,18 +108,23 @@ class ReportHandler(BaseHTTPRequestHandler):
             log.warning("no metrics: %s", error)
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the store cannot be read")
             return
+        self._send(METRICS_TYPE, content, {})
+
+    def _send(self, media_type: str, content: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", METRICS_TYPE)
+        self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal for what matters."""
+        """Log no requests to the terminal."""
 
 
 def read_report(location: str) -> bytes | None:
-    """The bytes of a run's report; None for everything else."""
+    """The bytes of a run's report; None for every other file."""
     path = as_path(location)
     if path.name != "report.html" or ".." in path.parts or not (path.parent / "run.json").exists():
         return None

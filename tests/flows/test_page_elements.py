@@ -1,0 +1,282 @@
+"""Pages as HTML and Markdown: every value is escaped, nothing is loaded, and both modes can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64encode
+from collections import Counter
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
+
+import pytest
+from jinja2 import StrictUndefined
+
+from gristmill.flows.pages.column_glossary import MEANINGS
+from gristmill.flows.pages.histogram import draw_histogram, place_on_bins
+from gristmill.flows.pages.markdown import markdown_page
+from gristmill.flows.pages.page_elements import (
+    Bar,
+    Button,
+    Choice,
+    Details,
+    DotMap,
+    Entry,
+    Field,
+    Fields,
+    Figure,
+    Form,
+    Heading,
+    Histogram,
+    Link,
+    Links,
+    Listing,
+    MapPoint,
+    Note,
+    Page,
+    Part,
+    Progress,
+    Section,
+    Sides,
+    Span,
+    Table,
+    Text,
+    section_of,
+)
+from gristmill.flows.pages.page_html import (
+    DARK,
+    LIGHT,
+    TEMPLATES,
+    breakable,
+    environment,
+    html_file,
+    served_html,
+    table_script,
+)
+from gristmill.flows.pages.pictures import curves, histogram, stacked_bars, steps
+
+
+def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
+    assert [place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
+    drawn = draw_histogram([0, 10, 20], [0, 4, 2, 0], 12, "words", lambda low, high: f"/{low}-{high}")
+    assert drawn.cut == pytest.approx(600 * 2.2 / 4), "12 lies a fifth into the third of four bins"
+    assert [(bar.title, bar.height, bar.href) for bar in drawn.bars] == [
+        ("below 0: 0", 0, "/None-0"),
+        ("0 to 10: 4", 140, "/0-10"),
+        ("10 to 20: 2", 70, "/10-20"),
+        ("from 20: 0", 0, "/20-None"),
+    ]
+    assert drawn.labels == [(150, "0"), (300, "10"), (450, "20")]
+    assert draw_histogram([0, 10], [3, 0, 0], None, "words").bars == [Bar(0, 552, 140, "below 0: 3")]
+
+
+@pytest.mark.slow
+def test_no_legend_lies_over_what_is_drawn() -> None:
+    two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
+    for svg in (
+        curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
+        stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"),
+        histogram(two, [0, 1, 2], "x"),
+        steps(two, ["p", "q"], "y"),
+    ):
+        root = ElementTree.fromstring(svg)
+        groups = {group.get("id"): group for group in root.iter() if group.get("id")}
+        assert "legend_1" in groups
+        assert "legend_1" not in {group.get("id") for group in groups["axes_1"].iter()}
+
+
+def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
+    drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
+    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a colour that no page can replace"
+    whole = html_file(Page("x", parts=[Figure(drawn, "")]))
+    dark = whole.partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
+    used = set(re.findall(r"var\(--([\w-]+)", whole))
+    assert {name for name in used if f"--{name}: #" not in dark} == set()
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK])
+def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
+    """WCAG 2.2, 1.4.3: at least 4.5 to 1 for text; 1.4.11: 3 to 1 for what is drawn."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted(luminance(colour) + 0.05 for colour in (one, other))
+        return high / low
+
+    for name in ("ink", "soft", "accent", "good", "bad"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+        assert name == "accent" or contrast(colours[name], colours["plain"]) >= 4.5, name
+    for name in ("trained", "removed", "added", "hit"):
+        assert contrast(colours["ink"], colours[name]) >= 4.5, name
+    for name, colour in colours.items():
+        assert not name.startswith("series") or contrast(colour, colours["paper"]) >= 3, name
+
+
+def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> None:
+    whole = html_file(Page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True))
+    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in whole
+    assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in whole
+    assert '<h2 id="part-1">Spikes</h2>' in whole
+    assert "<title>a&lt;b - gristmill</title>" in whole
+    digest = b64encode(hashlib.sha256(table_script().encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    assert f'content="{policy}"' in unescape(whole)
+    assert re.findall("<script>(.*?)</script>", whole, re.DOTALL) == [table_script()], "what that is the hash of"
+    assert "@media print" in whole
+
+
+def test_columns_say_what_they_hold() -> None:
+    shown = html_file(Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})]))
+    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in shown
+    other = html_file(Page("x", parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})]))
+    assert 'title="of &amp; all"' in other
+    cards = html_file(Page("x", cards=[("documents read", "3")]))
+    assert f'<div class="card" title="{MEANINGS["documents read"]}">' in cards
+
+
+def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> None:
+    parts = [
+        Note("kept in `a_b`"),
+        Table(["a", "n"], [["x|y", 3], ["<b>", 4]], {1}),
+        Figure("<svg/>", "A picture."),
+        Listing("Samples", [Entry([Span("0.5", "strong"), " web p*1"], "line\nline")]),
+        Text([Span("one ```"), Span(" two", "strong")]),
+        Details("<more>", [Heading("Inside"), Table(["a"], [])]),
+        Fields([("address", Link("a_b", "/a"))]),
+        Links([Link("gone", "/a")]),
+    ]
+    sections = [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])]
+    written = markdown_page(Page("A_b", sections, note="today", cards=[("documents", "3")]))
+    assert written.splitlines() == [
+        r"# A\_b",
+        "",
+        "today",
+        "",
+        "documents **3**",
+        "",
+        "## First",
+        "",
+        "kept in `a_b`",
+        "",
+        "| a | n |",
+        "| --- | ---: |",
+        r"| x\|y | 3 |",
+        r"| \<b\> | 4 |",
+        "",
+        "**Samples**",
+        "",
+        r"- **0.5 web p\*1**: line line",
+        "",
+        "````",
+        "one ``` two",
+        "````",
+        "",
+        r"**\<more\>**",
+        "",
+        "### Inside",
+        "",
+        r"- address: a\_b",
+    ]
+
+
+def test_a_section_has_no_empty_tables_and_no_headings_above_nothing() -> None:
+    table, note = Table(["a"], [["1"]]), Note("about it")
+    section = section_of("x", Heading("gone"), Table(["a"], []), Heading("first"), [table, note], None, Heading("last"))
+    assert section == Section("x", [Heading("first"), table, note])
+    assert section_of("x", Heading("gone"), Table(["a"], []), note) is None
+
+
+def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
+    assert breakable("gopher_quality/min_words") == ["gopher_", "quality/", "min_", "words"]
+    assert breakable("in gopher_quality/min_words, 0.5") == ["in gopher_", "quality/", "min_", "words, 0.5"]
+    assert breakable(1_000) == ["1000"]
+    cells = html_file(Page("x", parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})]))
+    assert cells.count("<wbr>") == 3, "numbers stay whole"
+
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
+
+
+def test_every_value_of_every_part_is_escaped() -> None:
+    """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
+    parts = [
+        Note(EVIL),
+        Heading(EVIL),
+        Table([EVIL] * 2, [[EVIL] * 2], {1}),
+        Table(["x"], [[Link(EVIL, EVIL)], [[Span(EVIL), EVIL]]], meanings={"x": EVIL}),
+        Listing(EVIL, [Entry(EVIL, EVIL, EVIL)]),
+        Text([Span(EVIL), Span(EVIL, "strong", EVIL), Span(EVIL, "masked", EVIL)]),
+        Figure("<svg/>", EVIL),
+        Histogram([Bar(0, 1, 1, EVIL, EVIL)], [(0, EVIL)], None, EVIL),
+        DotMap([], [MapPoint(0, 0, 0, EVIL, EVIL, EVIL)], EVIL),
+        Sides([(EVIL, [Text([Span(EVIL, "removed")])]), (EVIL, [Text([Span(EVIL, "added")])])]),
+        Details(EVIL, [Note(EVIL)]),
+        Fields([(EVIL, EVIL)]),
+        Links([EVIL, Link(EVIL, EVIL, EVIL, EVIL)], EVIL),
+        Progress(EVIL, 1, 2),
+        Form(
+            EVIL,
+            [Field(EVIL, EVIL, EVIL, EVIL), Choice(EVIL, EVIL, {EVIL: [EVIL]}, EVIL, EVIL)],
+            [Button(EVIL, EVIL, EVIL, EVIL, EVIL)],
+            {EVIL: EVIL},
+            after=EVIL,
+        ),
+    ]
+    assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
+    page = Page(EVIL, [Section(EVIL, parts)], parts, EVIL, [(EVIL, EVIL)], parts, True, EVIL)
+    whole = html_file(page)
+    seen = Counter[str]()
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            seen[tag] += 1
+            seen.update(name for name, _ in attributes)
+
+    Reader().feed(whole)
+    assert seen["script"] == 1, "the page's own"
+    assert not {"img", "onerror", "src"} & set(seen)
+    # Shown twice are the title and the section's, the captions of both drawings, the text of the bar; the value of a
+    # choice marks an option, and the first key of a link is a hint.
+    assert whole.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (3 - 1 + 1)
+    assert "{{ 7 * 6 }}" in whole
+    assert seen["svg"] == 3 * 3
+    assert served_html(page).count("&lt;script&gt;") == whole.count("&lt;script&gt;")
+
+
+def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> None:
+    assert environment(TEMPLATES).autoescape is True
+    assert environment(TEMPLATES).undefined is StrictUndefined, "a misspelt name would be shown as nothing"
+    unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
+    root = Path(__file__).parents[2]
+    found = [
+        (path.name, line.strip())
+        for suffix in ("*.jinja", "*.css", "*.py")
+        for room in ("flows", "train")
+        for path in (root / room).rglob(suffix)
+        for line in path.read_text().splitlines()
+        if unescaped.search(line) and "autoescape=True" not in line
+    ]
+    figure, script = sorted(found)
+    assert script == ("page.html.jinja", "<script>{{ table_script|safe }}</script>")
+    assert figure[0] == "elements.html.jinja"
+    assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
+
+
+def test_no_page_is_put_together_by_hand() -> None:
+    """HTML stands in templates, which escape; a string of Python's would not."""
+    root = Path(__file__).parents[2]
+    tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
+    found = {
+        path.name
+        for room in ("flows", "train")
+        for path in (root / room).rglob("*.py")
+        if tags.search(path.read_text())
+    }
+    assert found == set()
