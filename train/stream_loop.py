@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -219,7 +218,6 @@ def _world() -> Iterator[World]:
         yield make_world(Parallel(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    variables = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     try:
         with process_group() if dist.is_torchelastic_launched() else single_process() as world:
             yield world
@@ -227,10 +225,6 @@ def _world() -> Iterator[World]:
         if dist.is_initialized() and dist.get_world_size() == 1:  # after an error
             dist.destroy_process_group()
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        for name, value in variables.items():  # later code may check for torchrun's variables
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _quiet(event: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ timed per update, except its first one; sides take turns.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.small_models import RANK_VARIABLES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.train.models.decoder import Llama
@@ -45,8 +43,6 @@ Example = tuple[list[int], list[int]]
 def rows() -> Iterator[Row]:
     """Measure updates per second."""
     torch.set_num_threads(1)
-    for name in RANK_VARIABLES:
-        os.environ.pop(name, None)
     missing = [name for name in ("trl", "transformers", "datasets") if find_spec(name) is None]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

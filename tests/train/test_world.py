@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from gristmill.core.stage_context import Context
-from gristmill.train.parallel.process_groups import DeviceError, process_group
+from gristmill.train.parallel.process_groups import DeviceError, process_group, single_process
 from gristmill.train.worker_main import warn_of_idle_gpus
 
 
@@ -36,3 +37,15 @@ def test_idle_gpus_are_a_warning(
     events: list[dict[str, Any]] = []
     warn_of_idle_gpus(Context(tmp_path, "pretrain", emit=events.append))
     assert ["engine.ranks is 2: set it to 8" in str(event) for event in events] == [True] * is_warned
+
+
+@pytest.mark.parametrize("rank", [None, "3"])
+def test_a_group_of_one_restores_the_environment(rank: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    before = dict(os.environ)
+    with single_process() as world:
+        assert (world.rank, world.size, os.environ["RANK"]) == (0, 1, "0")
+    assert dict(os.environ) == before

@@ -262,7 +262,16 @@ def sum_over_ranks(values: Tensor, world: World) -> Tensor:
 
 @contextmanager
 def single_process() -> Iterator[World]:
-    """Join a process group of one, with a private in-memory store."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    with process_group(store=dist.HashStore()) as world:  # type: ignore[attr-defined]
-        yield world
+    """Join a process group of one, with a private in-memory store; the environment's ranks return afterwards."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    before = {name: os.environ.get(name) for name in ranks}
+    os.environ.update(ranks)
+    try:
+        with process_group(store=dist.HashStore()) as world:  # type: ignore[attr-defined]
+            yield world
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
