@@ -41,11 +41,12 @@ def test_idle_gpus_are_a_warning(
 
 @pytest.mark.parametrize("rank", [None, "3"])
 def test_a_group_of_one_restores_the_environment(rank: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    before = dict(os.environ)
+    before = {name: os.environ.get(name) for name in names}
     with single_process() as world:
         assert (world.rank, world.size, os.environ["RANK"]) == (0, 1, "0")
-    assert dict(os.environ) == before
+    assert {name: os.environ.get(name) for name in names} == before
