@@ -1,7 +1,7 @@
-"""A chat completions endpoint on the loopback address, in a thread of its own, that answers as it is told to.
+"""A chat completions endpoint on the loopback address, in its own thread, with scripted answers.
 
-What it does with a request says a function: (the prompt, how often it was asked before) -> a text, which becomes the
-answer, or one of `Refuse`, `Drop`, `Raw`, `Cut` and `Late`. It counts what it has answered, prompt by prompt.
+A behaviour decides about each request: a function (prompt, number of earlier requests with it) -> a text, which becomes
+the answer, or one of `Refuse`, `Drop`, `Raw`, `Cut` and `Late`. The endpoint counts its answers by prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Refuse:
-    """A status that is not 200."""
+    """A response whose status is not 200."""
 
     status: int
     message: str = "no"
@@ -26,33 +26,33 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Drop:
-    """Close the connection instead of an answer."""
+    """Close the connection without an answer."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """These bytes as the body of an answer."""
+    """A response with these bytes as its body."""
 
     body: bytes
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An answer of which only half of the body is sent before the connection is closed."""
+    """An answer whose connection is closed after half of its body."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Late:
-    """Answer once an event is set; by `Endpoint.release` at the latest."""
+    """An answer that waits for `Endpoint.release`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A text that was cut for its length."""
+    """An answer that was truncated at the token limit."""
 
     text: str
 
@@ -63,14 +63,14 @@ PHRASES = {200: "OK"}
 
 
 class Endpoint:
-    """The endpoint: a context manager that serves until it is left.
+    """A context manager that serves until it exits.
 
     Attributes:
-        asked: prompt -> how often it was asked for.
-        answered: prompt -> how often it was answered with a completion.
-        bodies: all bodies of requests.
-        headers: those of the last request.
-        most_at_once: requests that were on their way at the same time.
+        asked: prompt -> number of its requests.
+        answered: prompt -> number of its completions.
+        bodies: the body of every request.
+        headers: headers of the last request.
+        most_at_once: largest number of concurrent requests.
     """
 
     def __init__(self, behaviour: Behaviour = lambda prompt, before: f"answer to {prompt}", port: int = 0) -> None:
@@ -96,9 +96,9 @@ class Endpoint:
     def __exit__(self, *error: object) -> None:
         async def close() -> None:
             self._server.close()
-            tasks = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
-            for one in tasks:
-                one.cancel()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result()
@@ -108,11 +108,11 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What clients are given."""
+        """Base URL for clients."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     def release(self) -> None:
-        """Let what is late answer."""
+        """Send the answers that are `Late`."""
         self._loop.call_soon_threadsafe(self._released.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -129,28 +129,28 @@ class Endpoint:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
         prompt = body["messages"][-1]["content"]
-        before = self.asked[prompt]
+        earlier_requests = self.asked[prompt]
         self.asked[prompt] += 1
         self.bodies.append(body)
         self.headers = headers
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         try:
-            return await self._answer(self.behaviour(prompt, before), prompt, writer)
+            return await self._answer(self.behaviour(prompt, earlier_requests), prompt, writer)
         finally:
             self._now -= 1
 
-    async def _answer(self, does: Does, prompt: str, writer: asyncio.StreamWriter) -> bool:
-        if isinstance(does, Drop):
+    async def _answer(self, action: Does, prompt: str, writer: asyncio.StreamWriter) -> bool:
+        if isinstance(action, Drop):
             return False
-        if isinstance(does, Late):
+        if isinstance(action, Late):
             await self._released.wait()
-        if isinstance(does, Refuse):
-            content = json.dumps({"error": {"message": does.message}}).encode()
-            return await self._send(writer, does.status, content, does.headers)
-        if isinstance(does, Raw):
-            return await self._send(writer, 200, does.body)
-        text = does if isinstance(does, str) else does.text
+        if isinstance(action, Refuse):
+            content = json.dumps({"error": {"message": action.message}}).encode()
+            return await self._send(writer, action.status, content, action.headers)
+        if isinstance(action, Raw):
+            return await self._send(writer, 200, action.body)
+        text = action if isinstance(action, str) else action.text
         content = json.dumps(
             {
                 "id": "1",
@@ -159,13 +159,13 @@ class Endpoint:
                     {
                         "index": 0,
                         "message": {"role": "assistant", "content": text},
-                        "finish_reason": "length" if isinstance(does, Ended) else "stop",
+                        "finish_reason": "length" if isinstance(action, Ended) else "stop",
                     }
                 ],
                 "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())},
             }
         ).encode()
-        if isinstance(does, Cut):
+        if isinstance(action, Cut):
             await self._send(writer, 200, content, half=True)
             return False
         self.answered[prompt] += 1

@@ -1,5 +1,5 @@
-"""Hosts in a network of their own, and a store that all reach, out of Linux's network namespaces: only root can make
-them.
+"""Hosts with networks of their own, and a store that all of them reach, made from Linux network namespaces; needs
+root.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 from tests.servers import wait_for
 
 NAMES = Path("/etc/netns")
-"""Where iproute2 has files of namespaces."""
+"""Folder in which iproute2 keeps files of namespaces."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host: its name, the namespace that is its network, and its interface and address there."""
+    """A host: its name, its network namespace, and its interface and address there."""
 
     name: str
     namespace: str
@@ -34,15 +34,15 @@ class Host:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], first: str = "", **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a command there, in a session of its own, under the host's name.
+        """Start a command on this host, in a new session and with the host's name.
 
         Args:
-            command: what runs; sees the host's network alone.
-            environment: all of it.
-            first: shell commands, each with its `&&`, that prepare what it sees of the file system.
-            options: for Popen.
+            command: the command; it sees only the host's network.
+            environment: the complete environment.
+            first: shell commands, each followed by `&&`, that prepare its view of the file system.
+            options: arguments of Popen.
         """
-        inside = [
+        wrapped_command = [
             "ip",
             "netns",
             "exec",
@@ -55,49 +55,49 @@ class Host:
             self.name,
             *command,
         ]
-        return subprocess.Popen(inside, env=dict(environment), text=True, start_new_session=True, **options)
+        return subprocess.Popen(wrapped_command, env=dict(environment), text=True, start_new_session=True, **options)
 
     def cut_off(self) -> None:
-        """Take its links down: nothing arrives there any more, nor is anybody told."""
+        """Take the host's links down: packets are lost without an error."""
         self._set_links("down")
 
     def connect(self) -> None:
-        """Let it reach the others again."""
+        """Bring the host's links up again."""
         self._set_links("up")
 
     def _set_links(self, state: str) -> None:
-        listed = subprocess.run(["ip", "-n", self.namespace, "-o", "link"], check=True, capture_output=True, text=True)
-        for line in listed.stdout.splitlines():
+        links = subprocess.run(["ip", "-n", self.namespace, "-o", "link"], check=True, capture_output=True, text=True)
+        for line in links.stdout.splitlines():
             if (name := line.split(": ")[1].partition("@")[0]) != "lo":
                 _ip("-n", self.namespace, "link", "set", name, state)
 
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Make two hosts that reach each other and nobody else, and remove them at the end."""
+    """Create two hosts that reach only each other, and remove them at the end."""
     with hosts("host-a", "host-b") as (first, second):
         yield first, second
 
 
 @contextmanager
 def hosts(*names: str) -> Iterator[list[Host]]:
-    """Make hosts that reach each other, by a bridge in the first one's namespace, and nobody else."""
+    """Create hosts that reach only each other, through a bridge in the first one's namespace."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("network namespaces need the programs ip and unshare (iproute2, util-linux)")
-    mark = f"gm{os.getpid() % 100_000}"
-    made = [
-        Host(name, f"{mark}n{number}", f"{mark}v{number}", f"10.203.0.{number + 1}")
+    prefix = f"gm{os.getpid() % 100_000}"
+    created_hosts = [
+        Host(name, f"{prefix}n{number}", f"{prefix}v{number}", f"10.203.0.{number + 1}")
         for number, name in enumerate(names)
     ]
-    first = made[0]
+    first = created_hosts[0]
     try:
         try:
-            for host in made:
+            for host in created_hosts:
                 _ip("netns", "add", host.namespace)
             _ip("-n", first.namespace, "link", "add", first.interface, "type", "bridge")
         except subprocess.CalledProcessError as error:
             pytest.skip(f"network namespaces need the rights of root: {error.stderr.strip()}")
-        for host in made:
+        for host in created_hosts:
             if host is not first:
                 port = f"{host.interface}p"
                 _ip(
@@ -118,21 +118,21 @@ def hosts(*names: str) -> Iterator[list[Host]]:
             _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
             for interface in ("lo", host.interface):
                 _ip("-n", host.namespace, "link", "set", interface, "up")
-        for host in made:  # which `ip netns exec` shows as /etc/hosts
+        for host in created_hosts:  # `ip netns exec` mounts this file as /etc/hosts
             (NAMES / host.namespace).mkdir(parents=True)
             (NAMES / host.namespace / "hosts").write_text(
-                "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in made)
+                "127.0.0.1 localhost\n" + "".join(f"{other.address} {other.name}\n" for other in created_hosts)
             )
-        yield made
+        yield created_hosts
     finally:
-        for host in made:
+        for host in created_hosts:
             shutil.rmtree(NAMES / host.namespace, ignore_errors=True)
             subprocess.run(["ip", "netns", "delete", host.namespace], check=False, capture_output=True)
 
 
 @contextmanager
 def store_beside(hosts: Sequence[Host], bucket: str) -> Iterator[dict[str, str]]:
-    """An S3-compatible server that both hosts reach, each by a link of its own; yields its URLs by their names."""
+    """Run an S3-compatible server that each host reaches by its own link; yields its URL by host name."""
     namespace = f"{hosts[0].namespace}s"
     server = None
     try:
@@ -154,15 +154,17 @@ def store_beside(hosts: Sequence[Host], bucket: str) -> Iterator[dict[str, str]]
                 "netns",
                 host.namespace,
             )
-            for inside, interface, last in ends:
-                _ip("-n", inside, "address", "add", f"10.204.{number}.{last}/24", "dev", interface)
-                _ip("-n", inside, "link", "set", interface, "up")
+            for end_namespace, interface, last in ends:
+                _ip("-n", end_namespace, "address", "add", f"10.204.{number}.{last}/24", "dev", interface)
+                _ip("-n", end_namespace, "link", "set", interface, "up")
         server = subprocess.Popen(
             ["ip", "netns", "exec", namespace, sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        make = f"import http.client as h; c = h.HTTPConnection('127.0.0.1', 5000); c.request('PUT', '/{bucket}')"
+        create_bucket = (
+            f"import http.client as h; c = h.HTTPConnection('127.0.0.1', 5000); c.request('PUT', '/{bucket}')"
+        )
         wait_for(
             lambda: (
                 subprocess.run(
@@ -173,7 +175,7 @@ def store_beside(hosts: Sequence[Host], bucket: str) -> Iterator[dict[str, str]]
                         namespace,
                         sys.executable,
                         "-c",
-                        f"{make}; assert c.getresponse().status == 200",
+                        f"{create_bucket}; assert c.getresponse().status == 200",
                     ],
                     check=False,
                     capture_output=True,

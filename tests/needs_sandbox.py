@@ -1,4 +1,4 @@
-"""Tests that run programs in the sandbox of `rl.tools: python`."""
+"""Skipping of tests that run programs in the sandbox of `rl.tools: python`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sand
 
 
 def skip_without_sandbox() -> None:
-    """Skip a test where bubblewrap is missing or cannot make namespaces."""
+    """Skip a test if bubblewrap is missing or cannot create namespaces."""
     try:
         check_sandbox()
     except SandboxError as error:

@@ -1,4 +1,4 @@
-"""What tests that start servers share: a free port, waiting for an answer, and an empty database for Prefect."""
+"""Helpers of tests that start servers: free ports, waiting for a condition, and an empty Prefect database."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DEADLINE_SECONDS = 200.0
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens at."""
+    """Return an unused port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def free_ports() -> int:
-    """The first of two such ports in a row, as `gristmill up` wants them."""
+    """Return the first of two consecutive unused ports, which `gristmill up` needs."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -40,28 +40,28 @@ def free_ports() -> int:
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> Any:
-    """The first true value that a condition gives; a connection that is refused is none."""
+    """Return the first true value of a condition; a refused connection counts as false."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            found = condition()
+            value = condition()
         except OSError:
-            found = None
-        if found:
-            return found
+            value = None
+        if value:
+            return value
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
         time.sleep(0.1)
 
 
 def kept_password(home: str | Path) -> str:
-    """The password that `gristmill up` has made in a folder of Prefect."""
+    """Return the password that `gristmill up` created in a Prefect folder."""
     return (Path(home) / "gristmill-password").read_text().strip()
 
 
 def call_prefect(
     api: str, path: str, body: Any = None, method: str | None = None, password: str | None = None, **headers: str
 ) -> Any:
-    """Ask a Prefect server's API; a body makes it a POST."""
+    """Call a Prefect server's API; a request with a body is a POST."""
     if password is not None:
         headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
     request = urllib.request.Request(
@@ -75,29 +75,29 @@ def call_prefect(
 
 
 def make_prefect_database(shared: Path) -> Path:
-    """An empty database of Prefect below a folder that all workers share, unless it is there.
+    """Create an empty Prefect database in a folder that all test workers share, unless it exists.
 
-    A server makes one where it finds none: by some hundred migrations, which take nine seconds each time.
+    A server without a database runs about a hundred migrations, which take nine seconds each time.
     """
     database = shared / "prefect" / "prefect.db"
     with (shared / "prefect.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not database.exists():
-            making = shared / "prefect-made"
-            making.mkdir()
+            temporary = shared / "prefect-made"
+            temporary.mkdir()
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
             subprocess.run(
                 [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"],
                 check=True,
-                env={**environment, "PREFECT_HOME": str(making)},
+                env={**environment, "PREFECT_HOME": str(temporary)},
                 capture_output=True,
             )
-            making.rename(database.parent)
+            temporary.rename(database.parent)
     return database
 
 
 def prefect_home(folder: Path, database: Path) -> str:
-    """A folder for PREFECT_HOME, with a copy of an empty database."""
+    """Create a folder for PREFECT_HOME with a copy of an empty database."""
     folder.mkdir(parents=True)
     shutil.copy(database, folder / database.name)
     return str(folder)

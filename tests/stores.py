@@ -1,4 +1,4 @@
-"""A network in front of an S3-compatible server that fails when a test wants it to."""
+"""A proxy in front of an S3-compatible server that fails on a test's request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ BUCKET = "shelf"
 
 
 class Outage(Network):
-    """Refuses so many requests, one after the other, and is well again.
+    """A proxy that fails a number of consecutive requests and then works again.
 
     Attributes:
-        refusals: how many are still to be refused.
-        begins_with: they begin with a request for a path that holds this.
-        how: what becomes of them (`Network.fault`).
-        refused: how many there were.
+        refusals: number of requests that are still to fail.
+        begins_with: failures start at the first request whose path contains this text.
+        how: kind of failure (`Network.fault`).
+        refused: number of failed requests.
         asked: method and path of every request.
     """
 
@@ -24,7 +24,7 @@ class Outage(Network):
         self.asked: list[str] = []
 
     def fault(self, method: str, path: str) -> str | None:
-        """The next request's fate."""
+        """Return the fault of the next request, if any."""
         with self.lock:
             self.asked.append(f"{method} {path}")
             if self.begins_with in path:

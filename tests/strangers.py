@@ -1,8 +1,7 @@
-"""Hosts that share nothing but a network and an S3-compatible store: workers without this package, homes of their own.
+"""Hosts that share only a network and an S3-compatible store: workers without this package, with separate homes.
 
-Each is a network namespace and, to its processes, a file system without the checkout, the files of the driver, and the
-homes of the others: all of these are hidden under empty folders. Their Python finds the installed libraries, and no
-gristmill.
+Each is a network namespace whose processes do not see the checkout, the driver's files or the homes of other hosts:
+empty folders are mounted over all of these. Their Python finds the installed libraries, but not gristmill.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from tests.servers import wait_for
 CHECKOUT = Path(__file__).resolve().parents[1]
 LIBRARIES = Path(np.__file__).parents[1]
 STORE_PORT, SCHEDULER_PORT, MASTER_PORT = 9000, 8786, 7077
-"""Free in a network that is new."""
+"""Unused ports in a new network."""
 BUCKET = "bucket"
 
 
 @dataclass
 class Machines:
-    """The hosts, and what runs there.
+    """The hosts and the processes on them.
 
     Attributes:
-        driver: has the checkout, the store's server, and whatever leads a cluster.
-        strangers: the others.
-        folder: of the driver's files; none of the others sees it,
-        hidden: nor this one.
-        lent: folders that each stranger has in its home, by their names there.
-        log: takes what their programs print.
-        processes: those that were started.
+        driver: host with the checkout, the store's server and a cluster's scheduler or master.
+        strangers: the other hosts.
+        folder: the driver's files; hidden from the strangers.
+        hidden: another folder that is hidden from the strangers.
+        lent: folders mounted in each stranger's home, by their names there.
+        log: file with the output of all programs.
+        processes: all started processes.
     """
 
     driver: Host
@@ -59,18 +58,18 @@ class Machines:
 
     @property
     def store(self) -> Mapping[str, str]:
-        """What an environment has of the store's server."""
+        """Environment variables with the store's address and credentials."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{self.driver.address}:{STORE_PORT}"}
 
     def lead(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a program on the driver's host, which has all that this process has."""
+        """Start a program on the driver's host with this process's environment."""
         return self._started(self.driver, command, {**os.environ, **self.store, **environment}, "")
 
     def run(self, *command: str, **environment: str) -> str:
-        """Run a program on the driver's host to its end; what it printed.
+        """Run a program on the driver's host to its end and return its output.
 
         Raises:
-            AssertionError: it failed.
+            AssertionError: the program failed.
         """
         process = self.driver.start(
             command,
@@ -85,15 +84,15 @@ class Machines:
         return text
 
     def start(self, host: Host, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a program on a stranger's host: `python` is one that finds the libraries, and no gristmill.
+        """Start a program on a stranger's host, whose `python` finds the libraries but not gristmill.
 
         Args:
             host: one of `strangers`.
-            command: what runs.
-            environment: what it has beside its home and the store's address.
+            command: the command.
+            environment: variables in addition to its home and the store's address.
         """
         home = self.home(host)
-        told = {
+        variables = {
             "PATH": f"{home / 'venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(home),
             "LANG": "C.UTF-8",
@@ -102,10 +101,10 @@ class Machines:
             **self.store,
             **environment,
         }
-        return self._started(host, command, told, self._seen_by(host))
+        return self._started(host, command, variables, self._seen_by(host))
 
     def home(self, host: Host) -> Path:
-        """The home of a stranger, made when first asked for."""
+        """Return a stranger's home folder, created at the first call."""
         home = self.folder.parent / host.name
         if not home.exists():
             for name in ("tmp", "venv/bin"):
@@ -116,12 +115,12 @@ class Machines:
             (home / "venv" / "pyvenv.cfg").write_text(f"home = {base}\ninclude-system-site-packages = false\n")
             packages = Path(sysconfig.get_path("purelib", vars={"base": str(home / "venv")}))
             packages.mkdir(parents=True)
-            # Of a folder that a .pth file names no .pth file is read: not that of the checkout's installation either.
+            # Python reads no .pth file in a folder that a .pth file names, so the checkout's own .pth has no effect.
             (packages / "libraries.pth").write_text(f"{home / 'libraries'}\n")
         return home
 
     def said(self) -> str:
-        """What all programs printed."""
+        """Return the last output of all programs."""
         return Path(self.log.name).read_text(errors="replace")[-6000:]
 
     def _seen_by(self, host: Host) -> str:
@@ -154,41 +153,41 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path, hidden: Path) -> Iterator[Machines]:
-    """A driver's host with the server of a store, and two strangers; gone with the `with`.
+    """Run a driver's host with a store's server, and two strangers, until the context exits.
 
     Args:
-        folder: for all their files.
-        hidden: a folder of the driver's outside of it.
+        folder: root of all their files.
+        hidden: a folder of the driver outside of `folder`.
     """
     (folder / "driver").mkdir()
-    with hosts("driver", "stranger-a", "stranger-b") as (driver, *others), open(folder / "log", "wb") as log:
-        made = Machines(driver, others, folder / "driver", hidden, log)
+    with hosts("driver", "stranger-a", "stranger-b") as (driver, *strangers), open(folder / "log", "wb") as log:
+        cluster = Machines(driver, strangers, folder / "driver", hidden, log)
         try:
-            made.lead(sys.executable, "-m", "moto.server", "-H", driver.address, "-p", str(STORE_PORT))
-            wait_for(lambda: answers(made, STORE_PORT), "the store's answer")
-            yield made
+            cluster.lead(sys.executable, "-m", "moto.server", "-H", driver.address, "-p", str(STORE_PORT))
+            wait_for(lambda: answers(cluster, STORE_PORT), "the store's answer")
+            yield cluster
         finally:
-            for process in reversed(made.processes):
+            for process in reversed(cluster.processes):
                 end(process)
 
 
-def answers(made: Machines, port: int) -> bool:
-    """Whether somebody listens on a port of the driver's host."""
-    asked = [
+def answers(cluster: Machines, port: int) -> bool:
+    """Return whether a process listens on a port of the driver's host."""
+    command = [
         "ip",
         "netns",
         "exec",
-        made.driver.namespace,
+        cluster.driver.namespace,
         sys.executable,
         "-S",
         "-c",
-        f"import socket; socket.create_connection(({made.driver.address!r}, {port}), 1)",
+        f"import socket; socket.create_connection(({cluster.driver.address!r}, {port}), 1)",
     ]
-    return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a program and all that it started."""
+    """End a program and all its child processes."""
     for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, None)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -199,11 +198,11 @@ def end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def start_dask(made: Machines) -> str:
-    """A scheduler, and a worker on each stranger's host; what `engine` in the manifest says of it."""
-    first = made.strangers[0]
+def start_dask(cluster: Machines) -> str:
+    """Start a scheduler and a worker on each stranger's host; returns the manifest's `engine` section."""
+    first = cluster.strangers[0]
     address = f"tcp://{first.address}:{SCHEDULER_PORT}"
-    made.start(
+    cluster.start(
         first,
         "python",
         "-m",
@@ -214,8 +213,8 @@ def start_dask(made: Machines) -> str:
         str(SCHEDULER_PORT),
         "--no-dashboard",
     )
-    for host in made.strangers:
-        made.start(
+    for host in cluster.strangers:
+        cluster.start(
             host,
             "python",
             "-m",
@@ -228,30 +227,30 @@ def start_dask(made: Machines) -> str:
             "--no-nanny",
             "--no-dashboard",
             "--local-directory",
-            str(made.home(host) / "tmp"),
+            str(cluster.home(host) / "tmp"),
         )
     return json.dumps({"runner": "dask", "address": address, "workers": 2})
 
 
-def start_spark(made: Machines) -> str:
-    """A master on the driver's host, and a worker on each stranger's, which has Spark in its home."""
-    made.lent["spark"] = engine_downloads.find(engine_downloads.spark()).parents[1]
-    master = f"spark://{made.driver.address}:{MASTER_PORT}"
-    made.lead(
-        str(made.lent["spark"] / "bin" / "spark-class"),
+def start_spark(cluster: Machines) -> str:
+    """Start a master on the driver's host and a worker on each stranger's, which has Spark in its home."""
+    cluster.lent["spark"] = engine_downloads.find(engine_downloads.spark()).parents[1]
+    master = f"spark://{cluster.driver.address}:{MASTER_PORT}"
+    cluster.lead(
+        str(cluster.lent["spark"] / "bin" / "spark-class"),
         "org.apache.spark.deploy.master.Master",
         "--host",
-        made.driver.address,
+        cluster.driver.address,
         "--port",
         str(MASTER_PORT),
         "--webui-port",
         "0",
         SPARK_DAEMON_MEMORY="256m",
     )
-    wait_for(lambda: answers(made, MASTER_PORT), "the master's answer")
-    for host in made.strangers:
-        home = made.home(host)
-        made.start(
+    wait_for(lambda: answers(cluster, MASTER_PORT), "the master's answer")
+    for host in cluster.strangers:
+        home = cluster.home(host)
+        cluster.start(
             host,
             str(home / "spark" / "bin" / "spark-class"),
             "org.apache.spark.deploy.worker.Worker",
@@ -274,8 +273,8 @@ def start_spark(made: Machines) -> str:
             "runner": "spark",
             "address": master,
             "options": {
-                "spark.driver.host": made.driver.address,
-                "spark.driver.bindAddress": made.driver.address,
+                "spark.driver.host": cluster.driver.address,
+                "spark.driver.bindAddress": cluster.driver.address,
                 "spark.driver.memory": EXECUTOR_MEMORY,
                 "spark.executor.memory": EXECUTOR_MEMORY,
                 "spark.executor.cores": "1",

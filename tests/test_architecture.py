@@ -1,4 +1,4 @@
-"""The layers, the names and the promises that hold for the whole tree."""
+"""Layers, names and guarantees of the whole source tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "gristmill")
-"""From the lowest to the highest; the last one is what the package itself offers, and defines nothing besides."""
+"""Layers from the lowest to the highest; the last one only exports the package's public names."""
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 VERSION = "gristmill.__version__"
-"""What every layer may have of the highest one."""
+"""The only name of the highest layer that every layer may import."""
 OFFERED = [ROOT / "gristmill" / name for name in ("losses.py", "training.py")]
-"""What the package offers beside the names of its own: groups of names, each called as users think of it."""
+"""Modules of the package that group public names by topic."""
 
 
 HEAVY = {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"}
@@ -39,11 +39,11 @@ def module_name(path: Path) -> str:
 
 
 def imported_layer(name: str) -> str | None:
-    """The layer that a name of the package belongs to; None of all others."""
-    first, _, rest = name.partition(".")
+    """Return the layer that a name of the package belongs to; None for other names."""
+    first, _, inner_name = name.partition(".")
     if first != "gristmill" or name == VERSION:
         return None
-    layer = rest.partition(".")[0]
+    layer = inner_name.partition(".")[0]
     return layer if layer in LAYERS else "gristmill"
 
 
@@ -51,7 +51,7 @@ def test_imports_never_go_upwards() -> None:
     upwards = []
     for path in MODULES:
         names = set(imported(path))
-        # `from gristmill import x` names the package besides, whose own names these are.
+        # `from gristmill import x` also yields the package itself, whose own names these are.
         names -= {"gristmill"} if any(name.startswith("gristmill.") for name in names) else set()
         upwards += [
             (str(path.relative_to(ROOT)), name)
@@ -63,25 +63,28 @@ def test_imports_never_go_upwards() -> None:
 
 def test_no_file_imports_itself_through_others_not_even_within_a_function() -> None:
     files = {module_name(path) for path in MODULES}
-    above = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
-    while ends := [
-        name for name in above if not above[name] & above.keys() or not any(name in below for below in above.values())
+    imports_by_module = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
+    while acyclic := [
+        name
+        for name in imports_by_module
+        if not imports_by_module[name] & imports_by_module.keys()
+        or not any(name in imports for imports in imports_by_module.values())
     ]:
-        for name in ends:
-            del above[name]
-    assert sorted(above) == []  # each of these is in a circle, or between two
+        for name in acyclic:
+            del imports_by_module[name]
+    assert sorted(imports_by_module) == []  # each of these is part of an import cycle, or lies between two
 
 
 def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_standard_library() -> None:
-    found = [path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
-    assert found == [Path("gristmill", "__init__.py")]
+    init_files = [path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
+    assert init_files == [Path("gristmill", "__init__.py")]
     code = "import tokenize; tokenize.open; print(tokenize.__file__)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not run.stdout.startswith(str(ROOT / "tokenize"))
 
 
 def test_the_package_has_no_modules_but_its_names_and_the_command_line() -> None:
-    """Public names that belong together have a module; it only imports them, and lists them in `__all__`."""
+    """Modules that group public names only import them and list them in `__all__`."""
     assert sorted(path.name for path in MODULES if layer_of(path) == "gristmill") == [
         "__init__.py",
         "__main__.py",
@@ -119,7 +122,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> None:
-    """What a run opens before its first stage begins is waited for, and numba takes longer than all else."""
+    """The imports of a run's start delay its first stage; numba takes longer than all others together."""
     (tmp_path / "m.yaml").write_text(
         "name: light\nsources: {docs: {path: 'python-docs://', limit: 80}}\n"
         "prepare: [{filter: {rules: [gopher_quality]}}, dedup, {langid: {keep: [en]}}]\n"
@@ -145,7 +148,7 @@ def test_preparing_modules_do_not_load_torch() -> None:
 
 
 def test_questions_do_not_load_torch() -> None:
-    """It would take longer than the answer."""
+    """Importing torch would take longer than the answer."""
     names = ", ".join(module_name(path) for path in MODULES if path.parent.name == "questions")
     assert "trace" in names
     assert "torch" not in modules_loaded_by(f"import {names}")

@@ -1,4 +1,4 @@
-"""The audit of the environment finds what it is for, and says what to do about it."""
+"""The audit of the environment: findings and their remedies."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_no_file_belongs_to_two_packages() -> None:
 
 
 def test_the_list_has_the_licence_of_every_pinned_package_in_a_line() -> None:
-    found = [
+    packages = [
         {"Name": "Some_Thing", "License": "MIT License\n\nCopyright ..."},
         {"Name": "pip", "License": "MIT"},
         {"Name": "silent", "License": "UNKNOWN"},
     ]
-    table = audit.licence_table(found, {"some-thing": "1.0", "silent": "2", "elsewhere": "3"}, {"silent": "ISC"})
+    table = audit.licence_table(packages, {"some-thing": "1.0", "silent": "2", "elsewhere": "3"}, {"silent": "ISC"})
     assert table.splitlines()[-2:] == ["| silent | 2 | ISC |", "| some-thing | 1.0 | MIT License |"]
     assert "pip |" not in table

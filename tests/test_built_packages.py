@@ -1,4 +1,4 @@
-"""The sdist and the wheel: both have all of the product, and what they install runs the demo in an empty folder."""
+"""The sdist and the wheel: both contain the whole product, and an installed wheel runs the demo in an empty folder."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def build(kind: str, project: Path, out: Path) -> Path:
     out.mkdir(exist_ok=True)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", BUILD.format(kind), str(out)], cwd=project, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return out / done.stdout.split()[-1]
+    assert process.returncode == 0, process.stderr[-2000:]
+    return out / process.stdout.split()[-1]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, which is built from a copy of the checkout."""
+    """Build a wheel from an sdist of a copy of the checkout."""
     folder = tmp_path_factory.mktemp("built")
     project = folder / "checkout"
     for layer in LAYERS:
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
     assert {name for name in BESIDE if not (unpacked / name).is_file()} == set()
-    assert not (unpacked / "tests").exists(), "a part of the tests, which cannot run alone"
+    assert not (unpacked / "tests").exists(), "tests cannot run without the whole tests folder"
     return build("wheel", unpacked, folder / "wheel")
 
 
@@ -61,7 +61,7 @@ def test_a_wheel_from_the_sdist_has_every_file_of_the_product(wheel: Path) -> No
 
 
 def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    """Its environment sees what this one has installed, but not this checkout: no .pth file there is read."""
+    """The environment sees the packages installed here but not this checkout, since .pth files there are ignored."""
     environment, empty = tmp_path / "venv", tmp_path / "empty"
     empty.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
@@ -87,8 +87,8 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_pa
     )
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GRISTMILL_STORE")}
 
-    def said(*command: str) -> str:
-        done = subprocess.run(
+    def gristmill_output(*command: str) -> str:
+        process = subprocess.run(
             [str(environment / "bin" / "gristmill"), *command],
             cwd=empty,
             env=variables,
@@ -96,10 +96,10 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_pa
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
-    where = subprocess.run(
+    package_folder = subprocess.run(
         [python, "-c", "import gristmill; print(gristmill.__path__[0])"],
         cwd=empty,
         env=variables,
@@ -107,9 +107,9 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_pa
         text=True,
         check=True,
     ).stdout.strip()
-    assert where == str(packages / "gristmill")
-    assert "pretrain" in said("demo", "--dry-run")
-    assert "fineweb" in said("recipes")
-    said("run", "demo", "--until", "ingest", "--no-ui")
-    states = {row["stage"]: row["state"] for row in json.loads(said("status", "demo", "--json"))}
+    assert package_folder == str(packages / "gristmill")
+    assert "pretrain" in gristmill_output("demo", "--dry-run")
+    assert "fineweb" in gristmill_output("recipes")
+    gristmill_output("run", "demo", "--until", "ingest", "--no-ui")
+    states = {row["stage"]: row["state"] for row in json.loads(gristmill_output("status", "demo", "--json"))}
     assert states["ingest"] == "committed"

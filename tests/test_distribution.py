@@ -1,4 +1,4 @@
-"""How the tests of a run with several workers are dealt out among them."""
+"""Distribution of tests among the workers of a run."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: P
         name, worker = line.split()
         workers[name].add(worker)
     assert len(lines) == 16
-    assert {name: len(found) for name, found in workers.items()} == {"test_a": 1, "browser": 1, "train": 1}
+    assert {name: len(names) for name, names in workers.items()} == {"test_a": 1, "browser": 1, "train": 1}
     assert len(set.union(*workers.values())) == 2

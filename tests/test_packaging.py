@@ -1,4 +1,4 @@
-"""What an installed gristmill has: all of the product, and neither tests nor benchmarks."""
+"""Contents of an installed gristmill: the whole product, without tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 
 
 def product_files() -> list[Path]:
-    """Relative to the root, without what Python compiled."""
+    """Return all files relative to the root, without compiled ones."""
     return [
         path.relative_to(ROOT)
         for layer in LAYERS
@@ -34,19 +34,19 @@ def package_of(folder: Path) -> str:
 
 
 def test_every_folder_with_modules_is_a_package_and_nothing_else_is() -> None:
-    found = {package_of(file.parent) for file in product_files() if file.suffix == ".py"}
+    packages = {package_of(file.parent) for file in product_files() if file.suffix == ".py"}
     assert SETUPTOOLS["package-dir"] == {package_of(Path(layer)): layer for layer in LAYERS}
-    assert sorted(SETUPTOOLS["packages"]) == sorted(found)
+    assert sorted(SETUPTOOLS["packages"]) == sorted(packages)
 
 
 def test_files_that_are_no_modules_are_package_data() -> None:
     patterns = [
         f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
-        for package, of_one in SETUPTOOLS["package-data"].items()
-        for pattern in of_one
+        for package, package_patterns in SETUPTOOLS["package-data"].items()
+        for pattern in package_patterns
     ]
-    others = {file for file in product_files() if file.suffix != ".py"}
-    assert others - {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)} == set()
+    data_files = {file for file in product_files() if file.suffix != ".py"}
+    assert data_files - {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)} == set()
 
 
 def test_types_and_licence_go_with_the_package() -> None:
@@ -59,29 +59,33 @@ def test_the_citation_names_the_version_of_the_package() -> None:
 
 
 def test_both_ends_of_the_range_of_torch_are_tested() -> None:
-    """The newest is what constraints.txt installs, the oldest what `make test-oldest` does."""
+    """constraints.txt installs the newest version, `make test-oldest` the oldest."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (torch,) = (one for one in map(Requirement, project["optional-dependencies"]["train"]) if one.name == "torch")
+    (torch,) = (
+        requirement
+        for requirement in map(Requirement, project["optional-dependencies"]["train"])
+        if requirement.name == "torch"
+    )
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     newest = Version(pinned)
     assert newest in torch.specifier
     assert Version(f"{newest.major}.{newest.minor + 1}") not in torch.specifier
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "--dry-run", "--always-make", "build/oldest/installed"],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    (script,) = re.findall(r'"torch==\$\((sed .*?)\)"', done.stdout)
+    (script,) = re.findall(r'"torch==\$\((sed .*?)\)"', process.stdout)
     oldest = Version(subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert oldest in torch.specifier
     assert Version(f"{oldest.major}.{oldest.minor - 1}.99") not in torch.specifier
 
 
 def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:
-    """What Python prints, without what this environment has installed of gristmill: only the standard library."""
-    done = subprocess.run(
+    """Return the output of a Python with only the standard library, without the installed gristmill."""
+    process = subprocess.run(
         [sys.executable, "-S", *code.split(" ", 1)],
         cwd=cwd,
         capture_output=True,
@@ -89,7 +93,7 @@ def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:
         check=True,
         env={**os.environ, **variables},
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def test_a_checkout_that_is_not_installed_has_the_package_and_what_lies_beside_it(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_a_checkout_that_is_not_installed_has_the_package_and_what_lies_beside_i
 
 
 def test_an_installed_package_looks_only_inside_itself(tmp_path: Path) -> None:
-    """Beside it lie other people's packages, some of which may be called `train` or `flows`."""
+    """Other packages beside it may be called `train` or `flows`."""
     for file in product_files():
         target = tmp_path / Path(*package_of(file.parent).split(".")) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +118,7 @@ def test_an_installed_package_looks_only_inside_itself(tmp_path: Path) -> None:
 
 def test_python_dash_m_is_the_command_line_and_both_tell_the_version(tmp_path: Path) -> None:
     for command in (["-m", "gristmill"], ["-m", "gristmill.flows.cli.main"]):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        assert done.stdout == f"gristmill {gristmill.__version__}\n"
+        assert process.stdout == f"gristmill {gristmill.__version__}\n"

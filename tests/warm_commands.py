@@ -1,7 +1,7 @@
-"""Commands of gristmill that begin at once: each is a process forked from one that has imported everything.
+"""Commands of gristmill that start at once: each is forked from a process that has imported everything.
 
-All processes of a run begin so (benchmarks/chaos/warm.py): what they do, print and leave behind is what they would as
-programs of their own, without the seconds in which each imports Beam, torch or matplotlib.
+All processes of a run start this way (benchmarks/chaos/warm.py). They behave as separate programs do, but save the
+seconds of importing Beam, torch or matplotlib.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ with socket.socket(socket.AF_UNIX) as line:
     line.sendall(json.dumps([os.getpid(), dict(os.environ), sys.argv[1:]]).encode() + b"\\n")
     sys.exit(int(line.makefile().readline()))
 """
-"""The command `gristmill` of a shell: it asks for a fork that has its folder, environment and streams, and waits."""
+"""The shell command `gristmill`: requests a fork with its folder, environment and streams, and waits for it."""
 
 
-class _Asked(socketserver.StreamRequestHandler):
+class _ForkRequest(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         caller, environment, arguments = json.loads(self.rfile.readline())
-        # As in a shell without this: messages name the command as it would be found there.
+        # Messages name the command as found on PATH, so PATH is that of a shell without this folder.
         environment["PATH"] = environment.get("PATH", "").removeprefix(f"{commands_folder()}{os.pathsep}")
         with open(os.devnull, "w") as nothing:
             code = warm.start(arguments, environment, nothing.fileno(), caller).wait()
@@ -44,11 +44,11 @@ class _Asked(socketserver.StreamRequestHandler):
 
 @cache
 def commands_folder() -> Path:
-    """A folder for the front of PATH, whose `gristmill` begins at once; it works until this process ends."""
+    """Create a folder for the front of PATH whose `gristmill` starts at once; it works until this process ends."""
     folder = tempfile.TemporaryDirectory(prefix="gristmill-warm-")
     atexit.register(folder.cleanup)
     client, address = Path(folder.name, "gristmill"), str(Path(folder.name, "socket"))
-    server = socketserver.ThreadingUnixStreamServer(address, _Asked)
+    server = socketserver.ThreadingUnixStreamServer(address, _ForkRequest)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     client.write_text(CLIENT.format(python=sys.executable, address=address))
@@ -57,27 +57,27 @@ def commands_folder() -> Path:
 
 
 class WarmStages:
-    """In place of the process that a run's stages are forked from (`flows/running/stage_server.py`)."""
+    """Stand-in for the process that stages are forked from (`flows/running/stage_server.py`)."""
 
     is_running = True
 
     def import_soon(self, modules: Sequence[str]) -> None:
-        """All is imported."""
+        """Do nothing: all modules are imported."""
 
     def start(
         self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
     ) -> Forked:
-        """Fork the process of a stage, a training's too."""
+        """Fork the process of a stage, including training stages."""
         return warm.start_module("gristmill.flows.running.execute", command, environment, output)
 
     def close(self) -> None:
-        """It is everybody's."""
+        """Do nothing: the process is shared."""
 
 
 def gristmill_command(
     arguments: Sequence[str], folder: Path | None = None, columns: int = 80
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of gristmill to its end, in a folder or the current one; both outputs are kept, each by itself."""
+    """Run a gristmill command to its end in a folder (default: the current one), with captured stdout and stderr."""
     return subprocess.run(
         [commands_folder() / "gristmill", *arguments],
         cwd=folder,
