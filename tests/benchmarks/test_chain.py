@@ -1,5 +1,5 @@
-"""Pages of the chain's corpora are functions of their numbers, peers have their like, verdicts are compared, flames are
-folded.
+"""Benchmark chains: pages as functions of their numbers, chains of the peers, comparison of verdicts, folded flame
+graphs.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def test_a_page_is_the_same_in_every_corpus_and_each_kind_is_among_them(tmp_path
 
 
 def test_copies_are_of_earlier_pages() -> None:
-    made = Pages(2000)
+    corpus_pages = Pages(2000)
     number = next(number for number in range(2000) if kind_of(number) == "copy")
-    assert made.text(number) in {made.text(earlier) for earlier in range(number)}
+    assert corpus_pages.text(number) in {corpus_pages.text(earlier) for earlier in range(number)}
 
 
 def test_a_corpus_is_cut_into_files(tmp_path: Path) -> None:
-    before = pages.FILE_DOCUMENTS
+    original_size = pages.FILE_DOCUMENTS
     pages.FILE_DOCUMENTS = 8
     try:
         corpus = write_corpus(tmp_path / "corpus", 20)
     finally:
-        pages.FILE_DOCUMENTS = before
+        pages.FILE_DOCUMENTS = original_size
     assert [len(path.read_text().splitlines()) for path in sorted(corpus.folder.iterdir())] == [8, 8, 4]
     remove_corpus(corpus)
     assert not list(tmp_path.iterdir())
@@ -65,9 +65,9 @@ def test_our_chain_has_the_steps_of_the_peer_and_ends_as_it_does(peer: Peer, tmp
 
 def test_a_peer_that_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    peer = Peer("some-chain", "no_such_module", "all", {}, True, lambda *given: pytest.fail("it is not here"))
-    (found,) = chain.peer_rows(tmp_path, peer, [Corpus(tmp_path, 10, 30_000)], MODELS)
-    assert (found.name, found.ours, found.note) == ("chain_vs_some_chain", None, "not installed: make peers")
+    peer = Peer("some-chain", "no_such_module", "all", {}, True, lambda *arguments: pytest.fail("it is not here"))
+    (row,) = chain.peer_rows(tmp_path, peer, [Corpus(tmp_path, 10, 30_000)], MODELS)
+    assert (row.name, row.ours, row.note) == ("chain_vs_some_chain", None, "not installed: make peers")
 
 
 def test_dolmas_mixer_drops_by_bounds_of_what_its_taggers_say() -> None:
@@ -79,18 +79,18 @@ def test_dolmas_mixer_drops_by_bounds_of_what_its_taggers_say() -> None:
     assert len(drops) == len(set(drops)) == 25
 
 
-def kept(ruled: str, alike: str, last: str) -> Kept:
-    columns = (np.array([letter == "1" for letter in column]) for column in (ruled, alike, last))
-    return Kept(*columns, np.array(["c4/min_sentences" if letter == "0" else None for letter in ruled]))  # type: ignore[call-arg, misc]
+def kept(passed_rules: str, is_alike: str, is_kept: str) -> Kept:
+    columns = (np.array([letter == "1" for letter in column]) for column in (passed_rules, is_alike, is_kept))
+    return Kept(*columns, np.array(["c4/min_sentences" if letter == "0" else None for letter in passed_rules]))  # type: ignore[call-arg, misc]
 
 
 def test_another_survivor_of_the_same_cluster_is_no_disagreement() -> None:
-    found = compare(kept("1111", "1100", "1010"), kept("1111", "1100", "0110"))
-    assert (found.rules, found.alike, found.kept) == (1.0, 1.0, 1.0)
-    assert (found.kept_by_us, found.kept_by_peer) == (2, 2)
-    found = compare(kept("0111", "0000", "0111"), kept("1111", "0010", "1101"))
-    assert (found.rules, found.alike, found.kept) == (0.75, 2 / 3, 0.5)
-    assert "rules differ on 1 documents (c4/min_sentences 1)" in found.differences
+    agreement = compare(kept("1111", "1100", "1010"), kept("1111", "1100", "0110"))
+    assert (agreement.rules, agreement.alike, agreement.kept) == (1.0, 1.0, 1.0)
+    assert (agreement.kept_by_us, agreement.kept_by_peer) == (2, 2)
+    agreement = compare(kept("0111", "0000", "0111"), kept("1111", "0010", "1101"))
+    assert (agreement.rules, agreement.alike, agreement.kept) == (0.75, 2 / 3, 0.5)
+    assert "rules differ on 1 documents (c4/min_sentences 1)" in agreement.differences
 
 
 def test_a_flame_has_the_frames_that_are_wide_enough_and_escapes_their_names() -> None:

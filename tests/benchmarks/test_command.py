@@ -48,26 +48,26 @@ def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
 
     monkeypatch.setattr(areas, "FLOORS", (("absent", {}), ("present", {"peer": 1})))
     monkeypatch.setattr(areas, "measuring", measure)
-    done = CliRunner().invoke(app, ["bench", "floors"])
-    assert done.exit_code == code
-    assert ("fell: speed" in done.output) == bool(code)
-    assert "kenlm" in done.output
+    process = CliRunner().invoke(app, ["bench", "floors"])
+    assert process.exit_code == code
+    assert ("fell: speed" in process.output) == bool(code)
+    assert "kenlm" in process.output
 
 
 def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "gristmill.flows.cli.main", "bench", "tran"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2
-    assert "no such area: tran, did you mean 'train'?" in " ".join(done.stderr.split())
+    assert process.returncode == 2
+    assert "no such area: tran, did you mean 'train'?" in " ".join(process.stderr.split())
 
 
 def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gristmill.mixtures, "__path__", [str(tmp_path / "gristmill" / "mixtures")])
-    done = CliRunner().invoke(app, ["bench", "train"])
-    assert done.exit_code == 2
-    assert "needs a checkout" in done.output
+    process = CliRunner().invoke(app, ["bench", "train"])
+    assert process.exit_code == 2
+    assert "needs a checkout" in process.output

@@ -1,4 +1,4 @@
-"""What the benchmarks of dataprep compare is the same work, and what they count is what they say."""
+"""Benchmarks of dataprep: both sides do the same work, and reported counts are correct."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_planted_pairs_have_their_similarity(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(duplicates, "PAIRS_PER_STEP", 20)
     for step in duplicates.STEPS:
         texts = [text for pair in duplicates.plant(step) for text in pair]
-        left = np.arange(0, 40, 2)
-        found = similarities(shingle_sets(pa.array(texts), 5), left, left + 1)
-        assert np.abs(found - step).max() < 0.02
+        first_rows = np.arange(0, 40, 2)
+        measured = similarities(shingle_sets(pa.array(texts), 5), first_rows, first_rows + 1)
+        assert np.abs(measured - step).max() < 0.02
 
 
 def test_of_planted_copies_those_count_that_stay_beside_one_that_is_alike(
@@ -49,16 +49,16 @@ def test_of_planted_copies_those_count_that_stay_beside_one_that_is_alike(
     assert (originals[copies] < 50).all()
     assert (originals[:50] < 0).all()
 
-    def alike(kept: np.ndarray) -> int:
+    def count_alike(kept: np.ndarray) -> int:
         for number, part in enumerate(np.split(kept, 4)):
             write_table(tmp_path / "out" / f"part-{number:05d}.parquet", pa.table({"keep": part}))
         return dedup_million.count_alike(tmp_path, originals)
 
-    assert alike(np.ones(200, bool)) == len(copies)
-    assert alike(originals < 0) == 0
+    assert count_alike(np.ones(200, bool)) == len(copies)
+    assert count_alike(originals < 0) == 0
     without_originals = np.ones(200, bool)
     without_originals[originals[copies]] = False
-    assert alike(without_originals) < len(copies)
+    assert count_alike(without_originals) < len(copies)
 
 
 def test_planted_pairs_are_found_as_often_as_the_theory_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
 
 def test_scores_count_snippets_over_all_pages() -> None:
     labelled = {"a": Snippets(["one two", "three"], ["menu"]), "b": Snippets(["four"], ["advert", "footer"])}
-    # kept: "one two" and "three" of three wanted ones, "menu" of the unwanted ones; page b has no text
+    # kept: "one two" and "three" of three wanted snippets, "menu" of the unwanted ones; page b has no text
     assert score(labelled, {"a": "Menu, menu: one\n two three"}) == Score(2 / 3, 2 / 3, pytest.approx(2 / 3))
     assert score(labelled, {"a": "one two three", "b": "four"}) == Score(1.0, 1.0, 1.0)
     assert score(labelled, {}) == Score(0.0, 0.0, 0.0)
@@ -148,11 +148,11 @@ def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: 
         archive.addfile(info, io.BytesIO(page))
     (folder / "html.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(sink.getvalue()))
     monkeypatch.setenv("GRISTMILL_BENCH_DATA", str(tmp_path))
-    found = {row.name: (row.ours, row.peer) for row in reading.quality_rows()}
-    assert len(found) == 9
+    scores = {row.name: (row.ours, row.peer) for row in reading.quality_rows()}
+    assert len(scores) == 9
     for extractor in ("resiliparse", "trafilatura", "trafilatura, favor precision"):
-        assert found[f"{extractor}: precision"] == (1.0, 0.5)
-        assert found[f"{extractor}: recall"] == (1.0, 1.0)
+        assert scores[f"{extractor}: precision"] == (1.0, 0.5)
+        assert scores[f"{extractor}: recall"] == (1.0, 1.0)
 
 
 def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_all_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None
 
 
 def test_accuracy_counts_texts_and_macro_f1_counts_languages() -> None:
-    truth, found = ["en", "en", "en", "de"], ["en", "en", "de", "de"]
-    assert accuracy(found, truth) == 0.75
-    assert macro_f1(found, truth) == pytest.approx((4 / 5 + 2 / 3) / 2)
+    truth, predictions = ["en", "en", "en", "de"], ["en", "en", "de", "de"]
+    assert accuracy(predictions, truth) == 0.75
+    assert macro_f1(predictions, truth) == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert macro_f1(["fr"] * 4, truth) == 0.0
 
 
@@ -205,7 +205,7 @@ def test_shards_hold_all_texts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data is missing")
 def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decontamination, "LEAKS_PER_DISGUISE", 4)
     monkeypatch.setattr(decontamination, "SETS", {"code": decontamination.SETS["code"]})

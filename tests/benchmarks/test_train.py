@@ -1,4 +1,4 @@
-"""What the benchmarks of training compare is the same work, and their sizes are what they say."""
+"""Benchmarks of training: both sides do the same work, and models have the sizes of their names."""
 
 from __future__ import annotations
 
