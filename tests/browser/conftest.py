@@ -1,4 +1,4 @@
-"""One server with its deployments, and one run of everything, shared by all tests that look at pages."""
+"""One server with its deployments and one complete run, shared by all tests of pages."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ class Site:
 
     @property
     def password(self) -> str:
-        """What its page asks for."""
+        """The password that its page requests."""
         return kept_password(self.home)
 
     def children(self) -> dict[str, int]:
-        """What `up` has started: the process of the `server`, and of the runner of the `deployments`."""
-        found = {}
+        """Return the ids of the child processes of `up`: the `server` and the runner of the `deployments`."""
+        process_ids = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
                 command = (path / "cmdline").read_text().split("\0")
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has ended meanwhile
                 continue
             if parent == self.pid:
-                found["server" if "prefect" in command else "deployments"] = int(path.name)
-        return found
+                process_ids["server" if "prefect" in command else "deployments"] = int(path.name)
+        return process_ids
 
     def call(self, path: str, body: Any = None) -> Any:
-        """Ask the server's API, with its password."""
+        """Call the server's API with its password."""
         return call_prefect(f"{self.address}/api", path, body, password=self.password)
 
     def signed_in(self, browser: Any, **options: Any) -> Any:
-        """A browser's context that knows the password, as one does after it was typed into the page."""
+        """Return a browser context that is signed in, as after typing the password into the page."""
         context = browser.new_context(viewport={"width": 1400, "height": 1400}, **options)
         context.set_default_timeout(60_000)
         encoded = base64.b64encode(self.password.encode()).decode()
@@ -80,34 +80,42 @@ class Site:
         return context
 
     def deployment(self, flow: str, manifest: str = "any-manifest") -> str:
-        """The id of a flow's deployment, for any manifest unless one is named."""
+        """Return the id of a flow's deployment, by default the one for any manifest."""
         name = {"gristmill": "", "gristmill-stage": "stage-of-", "gristmill-sweep": "sweep-of-"}[flow] + manifest
         return str(self.call(f"/deployments/name/{flow}/{name}")["id"])
 
     def run(self, run: str) -> Any:
-        """A flow run."""
+        """Return a flow run."""
         return self.call(f"/flow_runs/{run}")
 
     def ended(self, run: str) -> Any:
-        """A flow run, once it has ended."""
+        """Wait for the end of a flow run and return it."""
         return wait_for(
-            lambda: (now := self.run(run))["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now,
+            lambda: (
+                (flow_run := self.run(run))["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+                and flow_run
+            ),
             "the run's end",
         )
 
     def task_states(self, run: str) -> dict[str, str]:
-        """The state of every stage in the last attempt of a run, by the stage's name."""
-        found = self.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
-        return {one["name"]: one["state_name"] for one in sorted(found, key=lambda one: one["flow_run_run_count"])}
+        """Return the state of every stage in a run's last attempt, by stage name."""
+        task_runs = self.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return {
+            task_run["name"]: task_run["state_name"]
+            for task_run in sorted(task_runs, key=lambda task_run: task_run["flow_run_run_count"])
+        }
 
     def artifacts(self, run: str) -> dict[str, Any]:
-        """The newest artifact of every key of a run."""
-        found = self.call("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"})
-        return {one["key"]: one for one in reversed(found) if one["key"]}
+        """Return a run's newest artifacts by key."""
+        newest_first = self.call(
+            "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"}
+        )
+        return {artifact["key"]: artifact for artifact in reversed(newest_first) if artifact["key"]}
 
 
 def write_project(folder: Path) -> Path:
-    """Notes of one to thirty lines, so that the first one is too short for the filter."""
+    """Write notes of one to thirty lines; the first one is too short for the filter."""
     (folder / "notes").mkdir(parents=True)
     for note in range(30):
         lines = [
@@ -122,12 +130,12 @@ def write_project(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The system's browser; everything here is skipped where it, or Playwright, is missing."""
+    """Return the path of the system's browser; skips if it or Playwright is missing."""
     pytest.importorskip("playwright.sync_api")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if executable is None:
         pytest.skip("there is no Chromium on this machine")
-    return found
+    return executable
 
 
 OPEN = pytest.StashKey[ExitStack]()
@@ -136,7 +144,9 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def open_here(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
-    """What is open while the tests of this folder run: the others shall not have to share the machine with it."""
+    """Resources that stay open while the tests of this folder run, so that other tests need not share the machine
+    with them.
+    """
     with ExitStack() as stack:
         request.session.stash[OPEN] = stack
         yield stack
@@ -144,7 +154,7 @@ def open_here(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Close the browser and end the server when the last test of this folder is over."""
+    """Close the browser and end the server after the last test of this folder."""
     if OPEN in item.session.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
         item.session.stash[OPEN].close()
 
@@ -171,10 +181,10 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
+    started_site = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
     try:
-        wait_for(lambda: len(found.call("/deployments/filter", {})) == 5, "serving")
-        yield found
+        wait_for(lambda: len(started_site.call("/deployments/filter", {})) == 5, "serving")
+        yield started_site
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=DEADLINE_SECONDS)
@@ -182,7 +192,7 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str, open_here: ExitStack) -> Any:
-    """The browser, without a window."""
+    """The headless browser."""
     from playwright.sync_api import sync_playwright
 
     playwright = open_here.enter_context(sync_playwright())
@@ -197,7 +207,7 @@ def page(site: Site, browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def finished(site: Site, browser: Any) -> Any:
-    """The first run of all, of everything, started by filling the form in; the flow run at its end."""
+    """The first run, of all stages, started by the form; returns the flow run at its end."""
     context = site.signed_in(browser)
     page = context.new_page()
     page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")

@@ -1,4 +1,4 @@
-"""`gristmill browse` in a browser: nothing of a text runs, it reads well in the dark and on a phone, forms work."""
+"""`gristmill browse` in a browser: no text runs as a script, pages work in dark mode and on a phone, forms work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from tests.flows.browsed import make_run
 
 PHONE, DESK = 390, 1200
-"""Pixels."""
+"""Widths in pixels."""
 
 
 @pytest.fixture(scope="module")
 def printed_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server, as the command starts it; Ctrl-C ends it."""
+    """Start the server with the command and yield its printed address; Ctrl-C ends it."""
     session = make_run(tmp_path_factory.mktemp("browsed"))
     command = [
         sys.executable,
@@ -47,12 +47,12 @@ def printed_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def address(printed_address: str) -> str:
-    """The address of the server without its token."""
+    """The server's address without its token."""
     return printed_address.partition("/?")[0]
 
 
 def signed_in_page(context: Any, printed_address: str) -> Any:
-    """A page of a browser that has opened the printed address."""
+    """Return a browser page that has opened the printed address."""
     context.set_default_timeout(60_000)
     page = context.new_page()
     page.goto(printed_address)
@@ -67,34 +67,36 @@ def page(printed_address: str, browser: Any) -> Iterator[Any]:
 
 def test_a_browser_is_signed_in_by_the_printed_address_alone(address: str, page: Any, browser: Any) -> None:
     assert page.url == f"{address}/"
-    assert page.evaluate("document.cookie") == ""  # no script reads it
+    assert page.evaluate("document.cookie") == ""  # the cookie is HttpOnly
     assert page.goto(f"{address}/documents").status == 200
     with closing(browser.new_context()) as context:
         assert context.new_page().goto(f"{address}/documents").status == 403
 
 
 def links_of(page: Any) -> dict[str, str]:
-    """One address of every kind of page that this one leads to."""
-    found = page.eval_on_selector_all("a[href]", "all => all.map(one => one.getAttribute('href'))")
-    return {one.partition("?")[0].rstrip("0123456789abcdef"): one for one in found}
+    """Return one linked address of every kind of page."""
+    hrefs = page.eval_on_selector_all("a[href]", "all => all.map(one => one.getAttribute('href'))")
+    return {href.partition("?")[0].rstrip("0123456789abcdef"): href for href in hrefs}
 
 
 def test_nothing_of_a_text_runs_or_is_loaded_whatever_page_shows_it(address: str, page: Any) -> None:
-    said, asked = [], []
-    page.on("console", lambda message: said.append(message.text))
+    console_messages, requested_urls = [], []
+    page.on("console", lambda message: console_messages.append(message.text))
     page.on("dialog", lambda dialog: dialog.accept())
-    page.on("request", lambda request: asked.append(request.url))
-    waiting, seen = ["/", "/documents?words=%22onerror%22", "/documents?words=river"], set[str]()
-    while waiting and len(seen) < 40:
-        link = waiting.pop(0)
+    page.on("request", lambda request: requested_urls.append(request.url))
+    queue, visited = ["/", "/documents?words=%22onerror%22", "/documents?words=river"], set[str]()
+    while queue and len(visited) < 40:
+        link = queue.pop(0)
         page.goto(address + link)
         assert "taken" not in page.title()
         assert page.locator("script, img, iframe, main style").count() == 0
-        seen.add(link)
-        waiting += [one for one in links_of(page).values() if one not in seen and one not in waiting]
-    assert len(seen) > 15
-    assert said == []
-    assert {one.partition("?")[0].startswith(f"{address}/") or one.startswith("data:") for one in asked} == {True}
+        visited.add(link)
+        queue += [url for url in links_of(page).values() if url not in visited and url not in queue]
+    assert len(visited) > 15
+    assert console_messages == []
+    assert {url.partition("?")[0].startswith(f"{address}/") or url.startswith("data:") for url in requested_urls} == {
+        True
+    }
 
 
 def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address: str, page: Any) -> None:
@@ -103,7 +105,7 @@ def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address
     page.locator("[name=words]").fill("river")
     page.get_by_role("button", name="Search").click()
     page.locator("article mark").first.wait_for()
-    assert {one.lower() for one in page.locator("article mark").all_inner_texts()} == {"river"}
+    assert {highlight.lower() for highlight in page.locator("article mark").all_inner_texts()} == {"river"}
     assert page.locator("[name=step]").input_value() == "filter-2"
     page.locator("article h5 a").first.click()
     page.get_by_text("What each step said").wait_for()
@@ -114,11 +116,11 @@ def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address
 
 
 def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, printed_address: str, browser: Any) -> None:
-    shown = {}
+    backgrounds = {}
     for scheme in ("light", "dark"):
         with closing(browser.new_context(viewport={"width": PHONE, "height": 800}, color_scheme=scheme)) as context:
             page = signed_in_page(context, printed_address)
-            shown[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             for link in (
                 "/",
                 "/documents",
@@ -134,7 +136,7 @@ def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, print
             ):
                 page.goto(address + link)
                 assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, link
-    assert shown == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 24, 39)"}
+    assert backgrounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 24, 39)"}
 
 
 def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, printed_address: str, browser: Any) -> None:
@@ -145,8 +147,8 @@ def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, printed
             "http://elsewhere.example/", lambda route: route.fulfill(body="<title>x</title>", content_type="text/html")
         )
         stranger.goto("http://elsewhere.example/")
-        read = "link => fetch(link).then(reply => reply.text(), () => 'refused')"
-        assert stranger.evaluate(read, f"{address}/documents") == "refused"
+        fetch_script = "link => fetch(link).then(reply => reply.text(), () => 'refused')"
+        assert stranger.evaluate(fetch_script, f"{address}/documents") == "refused"
         assert (
             stranger.evaluate(
                 """link => new Promise(done => {

@@ -1,5 +1,5 @@
-"""Runs that are cancelled in the browser, lose their runner, or their server for a while: nothing is left behind, the
-page says what happened, and Retry goes on where the training was.
+"""Runs that are cancelled in the browser or lose their runner or server for a while: no process is left, the page
+shows the reason, and Retry continues the training.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tests.servers import wait_for
 
 CANCEL_SECONDS = 20.0
 FROZEN_SECONDS = float(os.environ.get("GRISTMILL_TEST_FROZEN_SECONDS", "5"))
-"""How long the server stands still; a minute takes a minute."""
+"""Seconds for which the server is frozen."""
 OVERRIDES = [
     "pretrain.steps=1000000",
     "pretrain.validate_every=1000000",
     "engine.checkpoint_every=1000000",
     "engine.ranks=2",
 ]
-"""A training that is not over before it is cancelled, and that saves no checkpoint unless it is told to stop."""
+"""An endless training that saves a checkpoint only when it is stopped."""
 
 
 class Training:
-    """The one training of these tests, as its folder and its processes show it."""
+    """The training of these tests, as seen in its folder and processes."""
 
     def __init__(self, site: Any, run: str) -> None:
         self.site, self.id = site, run
 
     @property
     def folder(self) -> Path | None:
-        """The stage's folder: the one whose training never ends."""
+        """Folder of the stage whose training never ends."""
         return next(
             (
                 path.parent
@@ -48,14 +48,14 @@ class Training:
         )
 
     def steps(self) -> list[str]:
-        """Every step's line, whole ones only."""
+        """Return the complete metrics line of every step."""
         if self.folder is None or not (file := self.folder / "work" / "metrics.jsonl").exists():
             return []
         lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
         return [line for line in lines if '"loss"' in line]
 
     def checkpoint(self) -> int:
-        """The step of the newest whole checkpoint; 0 if there is none."""
+        """Return the step of the newest complete checkpoint; 0 if there is no checkpoint."""
         assert self.folder is not None
         return max(
             (
@@ -66,34 +66,38 @@ class Training:
         )
 
     def processes(self) -> set[int]:
-        """torchrun and its ranks, which have sessions of their own."""
-        found = set()
+        """Return the ids of torchrun and its ranks, which have sessions of their own."""
+        process_ids = set()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 if self.folder is not None and str(self.folder) in path.read_text().split("\0"):
-                    found.add(int(path.parent.name))
+                    process_ids.add(int(path.parent.name))
             except OSError:  # it has ended meanwhile
                 continue
-        return found
+        return process_ids
 
     def log_lines(self) -> list[str]:
-        """The newest lines that the run's page shows."""
-        found = self.site.call("/logs/filter", {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_DESC"})
-        return [one["message"] for one in found]
+        """Return the newest log lines on the run's page."""
+        log_records = self.site.call(
+            "/logs/filter", {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_DESC"}
+        )
+        return [record["message"] for record in log_records]
 
     def trains(self, beyond: int) -> list[str]:
-        """Wait until so many steps are passed."""
+        """Wait until training has passed a step."""
         return wait_for(lambda: len(lines := self.steps()) > beyond and lines, f"step {beyond}")
 
     def retry_in(self, page: Any) -> None:
-        """Press Retry on the run's page, and confirm."""
+        """Press Retry on the run's page and confirm."""
         page.get_by_role("button", name="Retry", exact=True).click()
         page.get_by_role("dialog").get_by_role("button", name=re.compile("Retry|Confirm")).click()
 
 
 @pytest.fixture(scope="module")
 def training(site: Any, finished: Any) -> Iterator[Training]:
-    """Started by the API after the run of everything, whose stages it has in common; stopped at the end of these tests."""
+    """A training started by the API after the complete run, whose stages it shares; stopped at the end of these
+    tests.
+    """
     run = site.call(
         f"/deployments/{site.deployment('gristmill')}/create_flow_run",
         {"parameters": {"manifest": str(site.manifest), "until": "pretrain", "overrides": OVERRIDES}},
@@ -107,45 +111,47 @@ def test_cancel_in_the_browser_ends_all_ranks_behind_a_checkpoint_and_retry_goes
     site: Any, page: Any, training: Training
 ) -> None:
     page.goto(f"{site.address}/runs/flow-run/{training.id}")
-    before = training.trains(beyond=20)
+    steps_before = training.trains(beyond=20)
     assert len(training.processes()) == 3, "torchrun and two ranks"
     assert training.checkpoint() == 0
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
     wait_for(lambda: not training.processes(), "the end of all ranks", CANCEL_SECONDS)
-    stopped = training.checkpoint()
-    assert stopped >= len(before)
+    checkpoint_step = training.checkpoint()
+    assert checkpoint_step >= len(steps_before)
     assert site.ended(training.id)["state_name"] == "Cancelled"
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     wait_for(lambda: site.task_states(training.id)["pretrain"] == "Cancelled", "the cancelled task's state")
-    made = training.steps()[:stopped]
-    said = "\n".join(training.log_lines())
-    assert "Finished in state Cancelled(" in said
+    kept_steps = training.steps()[:checkpoint_step]
+    log_text = "\n".join(training.log_lines())
+    assert "Finished in state Cancelled(" in log_text
     for noise in ("Traceback", "SignalException", "Crash detected"):
-        assert noise not in said
+        assert noise not in log_text
 
     training.retry_in(page)
-    after = training.trains(beyond=stopped + 20)
-    # Made anew, these lines would hold other times.
-    assert after[:stopped] == made
-    assert [f'"step": {number},' in line for number, line in enumerate(after, start=1)] == [True] * len(after)
+    steps_after = training.trains(beyond=checkpoint_step + 20)
+    # If these steps were repeated, their lines would hold other times.
+    assert steps_after[:checkpoint_step] == kept_steps
+    assert [f'"step": {number},' in line for number, line in enumerate(steps_after, start=1)] == [True] * len(
+        steps_after
+    )
 
 
 def test_a_server_that_stands_still_holds_nothing_up_and_hears_of_the_run_again(site: Any, training: Training) -> None:
-    seen = len(training.trains(beyond=20))
+    steps_before = len(training.trains(beyond=20))
     server = site.children()["server"]
     os.kill(server, signal.SIGSTOP)
     try:
-        began, end = time.monotonic(), 0
-        while time.monotonic() - began < FROZEN_SECONDS:
-            end = len(training.trains(beyond=max(seen, end)))
+        start_time, last_step = time.monotonic(), 0
+        while time.monotonic() - start_time < FROZEN_SECONDS:
+            last_step = len(training.trains(beyond=max(steps_before, last_step)))
     finally:
         os.kill(server, signal.SIGCONT)
-    assert end > seen + 20
+    assert last_step > steps_before + 20
 
     def reported() -> bool:
-        found = site.artifacts(training.id).get("pretrain-progress", {"description": "0 of"})["description"]
-        return int(re.findall(r"([\d,]+) of", found)[0].replace(",", "")) > end
+        description = site.artifacts(training.id).get("pretrain-progress", {"description": "0 of"})["description"]
+        return int(re.findall(r"([\d,]+) of", description)[0].replace(",", "")) > last_step
 
     wait_for(reported, "news of the training")
     assert site.run(training.id)["state_name"] == "Running"
@@ -154,17 +160,17 @@ def test_a_server_that_stands_still_holds_nothing_up_and_hears_of_the_run_again(
 def test_a_run_whose_runner_was_killed_is_shown_as_crashed_and_retry_goes_on(
     site: Any, page: Any, training: Training
 ) -> None:
-    before = training.trains(beyond=20)
+    steps_before = training.trains(beyond=20)
     runner = site.children()["deployments"]
     os.kill(runner, signal.SIGKILL)
     assert site.ended(training.id)["state_name"] == "Crashed"
     wait_for(lambda: not training.processes(), "the end of all ranks", CANCEL_SECONDS)
-    stopped = training.checkpoint()
-    assert stopped >= len(before)
-    made = training.steps()[:stopped]
+    checkpoint_step = training.checkpoint()
+    assert checkpoint_step >= len(steps_before)
+    kept_steps = training.steps()[:checkpoint_step]
     page.goto(f"{site.address}/runs/flow-run/{training.id}")
     page.get_by_text("Crashed", exact=True).first.wait_for()
 
     wait_for(lambda: site.children().get("deployments", runner) != runner, "another runner")
     training.retry_in(page)
-    assert training.trains(beyond=stopped + 20)[:stopped] == made
+    assert training.trains(beyond=checkpoint_step + 20)[:checkpoint_step] == kept_steps

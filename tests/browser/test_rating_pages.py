@@ -1,4 +1,4 @@
-"""`gristmill rate` in a browser: a rater goes through pairs by keys and buttons, and what was meant is what is kept."""
+"""`gristmill rate` in a browser: a rater judges pairs by keys and buttons, and the file holds the intended verdicts."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def page(ratings: Path, browser: Any) -> Iterator[Any]:
 
 
 def plain_side(page: Any) -> str:
-    left = page.locator("section", has_text="Left").locator("pre").inner_text()
-    return "Left" if left.startswith("plain") else "Right"
+    left_answer = page.locator("section", has_text="Left").locator("pre").inner_text()
+    return "Left" if left_answer.startswith("plain") else "Right"
 
 
 def press(page: Any, key: str) -> None:
-    """Press a key and wait for the page that it leads to, with its script: a key that comes before that is lost."""
+    """Press a key and wait for the next page with its script: an earlier key press would be lost."""
     with page.expect_navigation():
         page.keyboard.press(key)
 
 
 def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, ratings: Path) -> None:
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
+    console_messages: list[str] = []
+    page.on("console", lambda message: console_messages.append(message.text))
     page.goto("/")
     page.get_by_label("Your name").fill("ann")
     with page.expect_navigation():
         page.get_by_role("button", name="Begin").click()
     page.get_by_text("ann: 0 of 4 rated").wait_for()
-    assert page.locator("pre b").count() == 0  # an answer is a text
+    assert page.locator("pre b").count() == 0  # an answer is shown as plain text
     assert "sft" not in page.content()
 
     press(page, f"Arrow{plain_side(page)}")
@@ -86,8 +86,8 @@ def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, 
     press(page, "b")
     page.get_by_role("heading", name="All rated").wait_for()
 
-    found = read_ratings(ratings)
-    assert sorted(one["verdict"] for one in found) == ["both_bad", "both_bad", "first", "first"]
-    assert [one["chosen"].startswith("plain") for one in found if "chosen" in one] == [True, True]
-    assert len(ratings.read_text().splitlines()) == 5  # the tie is there too, and no longer counts
-    assert said == []
+    verdicts = read_ratings(ratings)
+    assert sorted(rating["verdict"] for rating in verdicts) == ["both_bad", "both_bad", "first", "first"]
+    assert [rating["chosen"].startswith("plain") for rating in verdicts if "chosen" in rating] == [True, True]
+    assert len(ratings.read_text().splitlines()) == 5  # the file also holds the tie, which no longer counts
+    assert console_messages == []

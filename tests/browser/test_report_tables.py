@@ -1,4 +1,4 @@
-"""The tables of a report in a browser: sorted by a click or a key, searched where they are long, with one script."""
+"""Tables of a report in a browser: sorted by a click or a key, searchable if they are long, with one script."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def column(page: Any, number: int) -> list[str]:
 
 
 def test_a_click_sorts_numbers_by_value_and_another_turns_the_order(shown: Any) -> None:
-    assert column(shown, 1) == [row[0] for row in ROWS], "as it was written"
+    assert column(shown, 1) == [row[0] for row in ROWS], "the order of the file"
     shown.click("th:has-text('documents')")
     assert column(shown, 2)[:4] == ["700", "1,400", "2,100", "8,400"]
     assert shown.get_attribute("th:has-text('documents')", "aria-sort") == "ascending"
@@ -54,7 +54,7 @@ def test_a_click_sorts_numbers_by_value_and_another_turns_the_order(shown: Any) 
     shown.keyboard.press("Enter")
     assert column(shown, 1)[:3] == ["rule 1", "rule 12", "rule 2"]
     shown.click("th:has-text('tokens kept')")
-    assert column(shown, 3)[0] == "≈ 3", "what has no number comes last"
+    assert column(shown, 3)[0] == "≈ 3", "cells without a number come last"
 
 
 def test_a_long_table_is_searched_and_a_short_one_has_no_field_for_it(shown: Any) -> None:

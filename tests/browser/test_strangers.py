@@ -1,4 +1,4 @@
-"""Pages of other origins, and names that are made to lead here, neither read nor write anything of `gristmill up`."""
+"""Pages of other origins, and host names rebound to this address, neither read nor write anything of `gristmill up`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ATTACK = """async ([api, deployment, marker]) => {
 
 @pytest.fixture(scope="module")
 def stranger() -> Iterator[str]:
-    """The address of an empty page of another origin."""
+    """Address of an empty page of another origin."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -83,14 +83,16 @@ def test_a_page_of_another_origin_reads_nothing_and_starts_nothing(
     deployment = site.deployment("gristmill")
     before = site.call(f"/deployments/{deployment}"), len(site.call("/flow_runs/filter", {}))
     marker = tmp_path / "was here"
-    with closing(site.signed_in(browser)) as context:  # of somebody who uses Prefect's page beside it
+    with closing(site.signed_in(browser)) as context:  # a user who has Prefect's page open
         prefect = context.new_page()
         prefect.goto(f"{site.address}/deployments")
         prefect.get_by_text("gristmill-sweep").first.wait_for()
         page = context.new_page()
         page.goto(stranger)
         outcome = page.evaluate(ATTACK, [f"{site.address}/api", deployment, str(marker)])
-    assert {name: said for name, said in outcome.items() if said not in ("refused", "not readable", [])} == {}
+    assert {
+        name: response for name, response in outcome.items() if response not in ("refused", "not readable", [])
+    } == {}
     after = site.call(f"/deployments/{deployment}"), len(site.call("/flow_runs/filter", {}))
     assert (after[0]["pull_steps"], after[1]) == (before[0]["pull_steps"], before[1])
     assert not marker.exists()
@@ -116,7 +118,7 @@ def test_a_report_is_neither_read_nor_framed_by_a_page_of_another_origin(
 
 
 def test_no_question_is_answered_without_the_password_whatever_host_is_named(site: Any) -> None:
-    """What a page could do whose name is made to lead to this address."""
+    """Requests of a page whose host name is rebound to this address."""
     api = f"{site.address}/api"
     paths = site.call("/openapi.json")["paths"]
     assert len(paths) > 100
