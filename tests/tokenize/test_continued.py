@@ -221,13 +221,13 @@ def test_documents_are_excluded_from_new_rows_only_or_from_all(
 def test_impossible_continuation_is_rejected(module_stages: Any, prepared: dict[str, Path]) -> None:
     before = mixed(module_stages, prepared, "before-any", document_starts="any")
     continues = continuing(before, READ)
-    with pytest.raises(MixError, match="the first 37 rows are not those that were read"):
+    with pytest.raises(MixError, match="first 37 rows"):
         mixed(module_stages, prepared, "other-seed", seed=4, continues=continues)
-    with pytest.raises(MixError, match=r"mix\.tokens are 37 rows, but 37 of them were read already"):
+    with pytest.raises(MixError, match=r"mix\.tokens .*37 rows.* 37 "):
         mixed(module_stages, prepared, "short", tokens=37 * LENGTH, continues=continues)
-    with pytest.raises(MixError, match=r"sources\.code: the set that is continued had 3[78] rows of it"):
+    with pytest.raises(MixError, match=r"sources\.code: .* 3[78] rows"):
         mixed(module_stages, prepared, "fewer", {**MIXTURE, "code": {"weight": 0.3}}, continues=continues)
-    with pytest.raises(MixError, match=r"what was read of it, and its weight, asks for .* too few; raise its max_ep"):
+    with pytest.raises(MixError, match=r"code.* too few; raise its max_ep"):
         mixed(module_stages, prepared, "much", weights={"code": 1}, tokens=16_000, continues=continues)
     moved = mixed(
         module_stages, prepared, "moved", weights={"code": 1}, tokens=5000, continues=continues, on_shortfall="error"
