@@ -1,4 +1,4 @@
-"""A small run to look at, with an attack in texts, file names, metadata and examples."""
+"""A small run for `gristmill browse`, with an attack in texts, file names, metadata and examples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ ADDRESSED = "write to somebody@mail.org"
 
 
 def write_project(folder: Path) -> Path:
-    """Documents of one to fifty sentences; a duplicate, a near-duplicate, and an attack in text, name and metadata."""
+    """Write documents of one to fifty sentences, a duplicate, a near-duplicate, and an attack in text, name and
+    metadata.
+    """
     random_ = random.Random(4)
     texts = [" ".join(sentence(random_) for _ in range(1 + number % 17)) for number in range(60)]
     attack = " ".join([ATTACK, *(sentence(random_) for _ in range(7)), ADDRESSED])
@@ -56,9 +58,9 @@ def write_project(folder: Path) -> Path:
 
 
 def make_run(folder: Path) -> Session:
-    """A run of which everything is made but its trainings."""
-    opened = open_session(str(write_project(folder)), [], str(folder / "store"))
-    for name, node in opened.plan.items():
+    """Run all stages except training."""
+    session = open_session(str(write_project(folder)), [], str(folder / "store"))
+    for name, node in session.plan.items():
         if not node.stage.trains:
-            opened.runner(ShardClock()).run_stage(name)
-    return opened
+            session.runner(ShardClock()).run_stage(name)
+    return session

@@ -1,4 +1,4 @@
-"""A small pipeline of plain functions, so that the machinery is tested without any real work."""
+"""A small pipeline of plain functions that tests the machinery without real work."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def waiting(inputs, config, out, context):
 
 
 class Silent:
-    """An observer that remembers."""
+    """An observer that records its events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ def toy_node(name: str, config: dict[str, Any], inputs: dict[str, str] | None = 
 
 @pytest.fixture
 def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
-    """Makes a runner of toy stages: `toy_runner(first={"n": 3}, second={})`."""
+    """Return a factory for runners of toy stages: `toy_runner(first={"n": 3}, second={})`."""
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
@@ -145,7 +145,7 @@ def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     def make(retries: int = 0, **configs: dict[str, Any]) -> Runner:
         plan: dict[str, Node] = {}
         for name, config in configs.items():
-            plan[name] = toy_node(name, config, {other: plan[other].fingerprint for other in plan})
+            plan[name] = toy_node(name, config, {earlier: plan[earlier].fingerprint for earlier in plan})
         return Runner(
             Store.at(tmp_path / "store"), plan, "toy", Engine(retries=retries), Silent(), "gristmill run toy.yaml"
         )

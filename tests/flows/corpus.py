@@ -1,4 +1,4 @@
-"""A small corpus with every kind of trouble planted, and a manifest that takes it through all stages."""
+"""A small corpus with planted defects of every kind, and a manifest that runs it through all stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ station journey measure
 """.split()
 MODIFIED_AT = 1_700_000_000
 PLANTED_QUARANTINED = 5
-"""Records of the corpus that cannot be read: see `write_corpus`."""
+"""Number of unreadable records in the corpus; see `write_corpus`."""
 
 
 def sentence(random_: random.Random) -> str:
@@ -47,10 +47,10 @@ def source_code(random_: random.Random) -> str:
 
 
 def write_corpus(folder: Path, reverse: bool = False) -> None:
-    """Write the corpus; `reverse` creates the same files in the opposite order, so that a listing comes permuted.
+    """Write the corpus; `reverse` creates the same files in the opposite order, which permutes listings.
 
-    Planted: a JSONL line that is not JSON, one without text, one that is no UTF-8, one with empty text, a gzip file
-    that ends early, an empty text file; exact and near duplicates; a document too short for the filter.
+    Planted: JSONL lines that are not JSON, without text, not UTF-8, and with empty text; a truncated gzip file; an empty
+    text file; exact and near duplicates; a document too short for the filter.
     """
     random_ = random.Random(11)
     documents = [{"text": prose(random_), "author": f"a{n}"} for n in range(60)]

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on the loopback address: as much of its HTTP interface as uploads need."""
+"""A fake Hugging Face hub on the loopback address with the HTTP endpoints that uploads use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from urllib.parse import unquote, urlsplit
 
 
 class Hub:
-    """Data sets in memory: name -> path -> content.
+    """In-memory data sets: name -> path -> content.
 
     Attributes:
-        files: of each data set.
-        private: data sets that were made private.
-        commits: the paths of each commit, in their order.
-        tokens: credentials that requests carried.
+        files: content by data set and path.
+        private: names of private data sets.
+        commits: paths of each commit, in order.
+        tokens: credentials sent with requests.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Hub:
         self.unknown: list[str] = []
         self.url = ""
 
-    def create(self, asked: dict[str, Any]) -> tuple[int, Any]:
-        name = f"{asked.get('organization') or 'user'}/{asked['name'].rpartition('/')[2]}"
+    def create(self, request: dict[str, Any]) -> tuple[int, Any]:
+        name = f"{request.get('organization') or 'user'}/{request['name'].rpartition('/')[2]}"
         if name in self.files:
             return 409, {"error": "You already created this dataset repo", "url": f"{self.url}/datasets/{name}"}
         self.files[name] = {".gitattributes": b""}
-        if asked.get("private") or asked.get("visibility") == "private":
+        if request.get("private") or request.get("visibility") == "private":
             self.private.add(name)
         return 200, {"url": f"{self.url}/datasets/{name}", "name": name, "id": name}
 
@@ -56,14 +56,14 @@ class Hub:
         }
 
     def infos(self, name: str, paths: list[str]) -> list[dict[str, Any]]:
-        found = []
+        entries = []
         for path in paths:
             path = path.strip("/")
             if path in self.files[name]:
-                found.append(self.info(name, path))
-            elif any(one.startswith(f"{path}/") for one in self.files[name]):
-                found.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
-        return found
+                entries.append(self.info(name, path))
+            elif any(file_path.startswith(f"{path}/") for file_path in self.files[name]):
+                entries.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
+        return entries
 
     def info(self, name: str, path: str) -> dict[str, Any]:
         return {"type": "file", "path": path, "size": len(self.files[name][path]), "oid": "0" * 40}
@@ -90,15 +90,15 @@ class Hub:
         if verb == "preupload":
             return 200, {
                 "files": [
-                    {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                    for one in json.loads(body)["files"]
+                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    for file in json.loads(body)["files"]
                 ]
             }
         if verb == "commit":
             return self.commit(name, body)
         if verb == "paths-info":
-            asked = json.loads(body)
-            return 200, self.infos(name, asked["paths"])
+            request = json.loads(body)
+            return 200, self.infos(name, request["paths"])
         if verb == "tree":
             return self.tree(name, "/".join(parts[6:]))
         if verb in ("", "revision"):
@@ -121,10 +121,10 @@ def serve_hub() -> Iterator[Hub]:
             if token := self.headers.get("Authorization"):
                 hub.tokens.add(token.removeprefix("Bearer "))
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, found = self.content() or hub.answer(self.command, self.path, body)
+            status, reply = self.content() or hub.answer(self.command, self.path, body)
             if status == 404:
                 hub.unknown.append(f"{self.command} {self.path}")
-            data = found if isinstance(found, bytes) else json.dumps(found).encode()
+            data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)
             for name, value in (
                 ("Content-Length", str(len(data))),
@@ -140,17 +140,17 @@ def serve_hub() -> Iterator[Hub]:
                 self.wfile.write(data)
 
         def content(self) -> tuple[int, bytes] | None:
-            """The bytes of a file, where the path is that of one."""
+            """Return the status and bytes if the path is that of a file."""
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
             if parts[0] != "datasets" or len(parts) < 6 or parts[3] != "resolve":
                 return None
-            found = hub.files.get("/".join(parts[1:3]), {}).get("/".join(parts[5:]))
-            return (404, b"") if found is None else (200, found)
+            file_content = hub.files.get("/".join(parts[1:3]), {}).get("/".join(parts[5:]))
+            return (404, b"") if file_content is None else (200, file_content)
 
         do_GET = do_POST = do_HEAD = respond
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Discard the message."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"

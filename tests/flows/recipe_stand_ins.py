@@ -1,7 +1,7 @@
-"""Small stand-in data for every recipe, settings that make a run of it small, and a model that answers for others.
+"""Small stand-in data for every recipe, settings that shrink its run, and a scripted model.
 
-The test of the recipes runs each to its end on these, and `.ci/recipe_runs.py` writes what that gave to docs. All texts
-are invented: words drawn from a list, in which a page of every kind that a rule should drop is planted.
+The test of recipes runs each to its end on this data, and `.ci/recipe_runs.py` writes the figures to docs. All texts
+consist of words drawn from a list, with planted pages of every kind that a rule should drop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
 
 MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
-"""fastText's published language identification; also a classifier where a recipe needs one."""
+"""fastText's published language identification model; also serves as a recipe's classifier."""
 DOCUMENTS = 25
-"""Of each source of a mixture."""
+"""Number of documents in each source of a mixture."""
 EXAMPLES = 64
-"""Conversations, pairs, questions."""
+"""Number of conversations, pairs and questions."""
 LLAMA = ("commoncrawl", "c4", "github", "wikipedia", "books", "arxiv", "stackexchange")
 OLMO = ("web", "pdfs", "code", "math", "arxiv", "wiki", "questions", "thinking", "instructions")
 SMOLLM = ("fineweb-edu", "cosmopedia", "python-edu", "open-web-math", "stackoverflow")
@@ -75,12 +75,12 @@ REINFORCING = [
 
 
 def tuning(section: str) -> list[str]:
-    """The settings of TUNING for one section."""
-    return [one if one.startswith("model") else f"{section}.{one}" for one in TUNING]
+    """Return the settings of TUNING for one section."""
+    return [setting if setting.startswith("model") else f"{section}.{setting}" for setting in TUNING]
 
 
 def reading(*names: str) -> list[str]:
-    """Settings by which each source reads its stand-in, as often as a mixture wants."""
+    """Return settings for sources that read their stand-ins for as many epochs as a mixture needs."""
     return [part for name in names for part in (f"sources.{name}.path={name}.jsonl", f"sources.{name}.max_epochs=9")]
 
 
@@ -169,34 +169,34 @@ SMALLER = {
     "sft-only": tuning("sft"),
     "smollm": [*reading(*SMOLLM), *TRAINING],
 }
-"""What makes a run of each recipe small, and lets it read what `write_stand_ins` wrote and ask `write` by the address
-that takes the place of `{url}`."""
+"""Settings that shrink each recipe's run, point it to the files of `write_stand_ins`, and to `write` at the address that
+replaces `{url}`."""
 
 
 def settings_of(name: str, address: str) -> list[str]:
-    """The options `--set` of a recipe, for a model at this address."""
+    """Return a recipe's `--set` options for a model at this address."""
     return [part for setting in SMALLER[name] for part in ("--set", setting.replace("{url}", address))]
 
 
 def model_at(url: str) -> str:
-    """The model that `write` is, as a recipe names it."""
+    """Return `write` as the model section of a recipe."""
     return f"{{endpoint: '{url}', model: writer, temperature: 1.0}}"
 
 
-def write(asked: str, before: int) -> Does:
-    """A model that writes tasks of the words that the small one knows, answers, revises, prefers what is longer, and
-    finds a page good of which most words are of the first half of WORDS."""
-    if "on a scale from 0 to 5" in asked or "from 0 to 5:" in asked:
-        first = sum(word in FIRST for word in asked.split())
-        return json.dumps({"score": 5 if first > sum(word in SECOND for word in asked.split()) else 1})
-    return small_writer(asked) or "sky " * (1 + before % 3)
+def write(prompt: str, earlier_requests: int) -> Does:
+    """A model that writes tasks in the small model's words, answers, revises, prefers the longer answer, and scores a page
+    high if most of its words are in the first half of WORDS."""
+    if "on a scale from 0 to 5" in prompt or "from 0 to 5:" in prompt:
+        first_count = sum(word in FIRST for word in prompt.split())
+        return json.dumps({"score": 5 if first_count > sum(word in SECOND for word in prompt.split()) else 1})
+    return small_writer(prompt) or "sky " * (1 + earlier_requests % 3)
 
 
 FIRST, SECOND = set(WORDS[: len(WORDS) // 2]), set(WORDS[len(WORDS) // 2 :])
 
 
 def write_stand_ins(folder: Path) -> None:
-    """Write everything that SMALLER reads to an empty folder."""
+    """Write all files of SMALLER to an empty folder."""
     random_ = random.Random(3)
     for name in dict.fromkeys([*LLAMA, *OLMO, *SMOLLM]):
         texts = [source_code(random_) if name in CODE else prose(random_) for _ in range(DOCUMENTS - 1)]
@@ -224,16 +224,16 @@ def write_stand_ins(folder: Path) -> None:
 
 
 def trouble(random_: random.Random) -> dict[str, str]:
-    """English pages: eight that no rule has anything against, and nine each of which is of a kind to drop or edit."""
+    """Return English pages: eight that pass every rule, and nine of kinds to drop or edit."""
     pages = {f"plain-{number}": prose(random_, 60) for number in range(8)}
-    repeated = " ".join(sentence(random_) for _ in range(3))
+    repeated_text = " ".join(sentence(random_) for _ in range(3))
     return pages | {
         "copy": pages["plain-0"],
         "nearly-copy": f"{pages['plain-1']}\n{sentence(random_)}",
         "german": "\n".join(sentences("de", 36, random_)),
         "mixed": prose(random_, 24) + "\n" + "\n".join(sentences("de", 20, random_)),
         "short": sentence(random_),
-        "repeats": "\n".join([repeated] * 20),
+        "repeats": "\n".join([repeated_text] * 20),
         "menu": "\n".join(" ".join(random_.sample(sentence(random_).split(), 4)).strip(".") for _ in range(60)),
         "braces": f"{prose(random_, 60)}\nThe function is {{ return value; }} and that was it.",
         "address": f"{prose(random_, 60)}\nWrite to the captain of the village at captain@village.example for more.",
@@ -246,28 +246,28 @@ SAID = {
     "fr": """le la les des du de et à en un une est dans par au avec était pêcheur meunière pont forêt lettre marchand
         maître enfants filets barque hiver matin ville village rivière rêvait attendait parlait cherchait allait""",
 }
-"""Words of two languages, those among them that FineWeb-2's rules look for."""
+"""Words of two languages, including those required by FineWeb-2's rules."""
 
 
 def sentences(language: str, number: int, random_: random.Random) -> list[str]:
-    """Sentences of words drawn from a language's."""
+    """Return sentences of words drawn from a language."""
     words = SAID[language].split()
     return [" ".join(random_.choices(words, k=random_.randint(7, 14))).capitalize() + "." for _ in range(number)]
 
 
 def languages(random_: random.Random) -> dict[str, str]:
-    """Six pages in German and in French; one that says a sentence again and again, one too short, one in English."""
+    """Return six German and six French pages, and for each language a repetitive and a short one; plus an English page."""
     pages = {}
     for language in SAID:
         pages |= {f"{language}-{number}": " ".join(sentences(language, 16, random_)) for number in range(6)}
-        again = sentences(language, 1, random_)
-        pages[f"{language}-again"] = " ".join(again * 20)
+        repeated_sentence = sentences(language, 1, random_)
+        pages[f"{language}-again"] = " ".join(repeated_sentence * 20)
         pages[f"{language}-short"] = " ".join(sentences(language, 3, random_))
     return pages | {"english": prose(random_, 60)}
 
 
 def halves(number: int) -> list[str]:
-    """Texts of the first half of WORDS and of the second, one after the other."""
+    """Return texts alternately from the second and the first half of WORDS."""
     draw = np.random.default_rng(4)
     return [
         " ".join(draw.choice(sorted(FIRST if place % 2 else SECOND), draw.integers(20, 60))) for place in range(number)
@@ -275,26 +275,26 @@ def halves(number: int) -> list[str]:
 
 
 def write_examples(folder: Path) -> None:
-    """A small model, one that rewards, and conversations, pairs, prompts and questions of the words that they know."""
+    """Write a small model, a reward model, and conversations, pairs, prompts and questions in their words."""
     words, random_ = write_small_model(folder), random.Random(5)
     write_small_reward_model(folder)
-    said = list(dict.fromkeys(" ".join(random_.choices(words, k=5)) for _ in range(EXAMPLES)))
+    prompts = list(dict.fromkeys(" ".join(random_.choices(words, k=5)) for _ in range(EXAMPLES)))
     for name, rows in {
         "chats": [
-            {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": f"{one} sky"}]}
-            for one in said
+            {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"{prompt} sky"}]}
+            for prompt in prompts
         ],
-        "pairs": [{"prompt": one, "chosen": f"{one} sky", "rejected": f"stone {one}"} for one in said],
-        "red-team": [{"prompt": one} for one in said[:16]],
-        "seeds": [{"prompt": one} for one in said[:16]],
-        "questions": [{"question": one, "answer": "#### 1"} for one in said],
+        "pairs": [{"prompt": prompt, "chosen": f"{prompt} sky", "rejected": f"stone {prompt}"} for prompt in prompts],
+        "red-team": [{"prompt": prompt} for prompt in prompts[:16]],
+        "seeds": [{"prompt": prompt} for prompt in prompts[:16]],
+        "questions": [{"question": prompt, "answer": "#### 1"} for prompt in prompts],
     }.items():
         write_lines(folder / f"{name}.jsonl", rows)
-    write_teacher(folder, [f"<|user|>{one}<|end|><|assistant|>{one} sky<|end|>" for one in said])
+    write_teacher(folder, [f"<|user|>{prompt}<|end|><|assistant|>{prompt} sky<|end|>" for prompt in prompts])
 
 
 def write_teacher(folder: Path, conversations: list[str]) -> None:
-    """The small model after some steps on conversations, in `teacher`: others can learn of it."""
+    """Train the small model for some steps on conversations, as `teacher` for distillation."""
     model = load_model(folder / "trained").requires_grad_(True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     rows = [tokenizer.encode(text).ids for text in conversations]
@@ -312,12 +312,12 @@ def write_teacher(folder: Path, conversations: list[str]) -> None:
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_pages(folder: Path, pages: dict[str, str]) -> None:
-    """A page of HTML for each text, with a paragraph for each line."""
+    """Write an HTML page for each text, with a paragraph for each line."""
     folder.mkdir()
     for name, text in pages.items():
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in text.split("\n"))

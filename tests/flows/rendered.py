@@ -1,4 +1,4 @@
-"""Sections of the report as they are shown: the HTML of a page's body, and its text."""
+"""Rendered sections of a report: the HTML of a page's body, and its text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gristmill.flows.stages.registry import STAGES
 
 
 def sections_about(facts: Facts) -> list[Section | None]:
-    """What the report says of the documents of stages that are called as in the registry."""
+    """Return the report's sections on documents and on stages with the names of the registry."""
     return [*document_sections(facts), *stage_sections(facts, {name: STAGES[name] for name in facts["summaries"]})]
 
 
-def html_of(*shown: Section | Part | None) -> str:
-    """The body of a page with these sections or parts; long names unbroken."""
-    sections = [one for one in shown if isinstance(one, Section)]
-    parts = [one for one in shown if one is not None and not isinstance(one, Section)]
+def html_of(*elements: Section | Part | None) -> str:
+    """Return the body of a page with these sections or parts; long names are unbroken."""
+    sections = [element for element in elements if isinstance(element, Section)]
+    parts = [element for element in elements if element is not None and not isinstance(element, Section)]
     body = html_file(Page("title", sections, parts)).partition("<body>")[2].replace("<wbr>", "")
     return body.partition("</h1>\n")[2].partition("</main>")[0].strip()
 
 
-def text_of(*shown: Section | Part | None) -> str:
-    """The words of it."""
-    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html_of(*shown), flags=re.S)).split())
+def text_of(*elements: Section | Part | None) -> str:
+    """Return the visible text of these sections or parts."""
+    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html_of(*elements), flags=re.S)).split())
