@@ -1,4 +1,4 @@
-"""Servers answer nobody without their token: every user of a machine reaches its loopback address."""
+"""Servers reject requests without their token: every user of a machine can reach its loopback address."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeyp
 
 @pytest.fixture
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The report of a run, while reports are served."""
+    """A run's report while reports are served."""
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "gristmill:secret")
     report = tmp_path / "report.html"
     report.write_text("grist")
@@ -129,10 +129,10 @@ def test_reports_are_served_to_those_who_have_their_link(reports: Path, monkeypa
     base, _, path = link.rpartition("/")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "gristmill:another")
     other_password = report_link(reports)
-    for refused in (f"{base.rpartition('/')[0]}/{path}", f"{base}/x{path}", f"{base}{path}", other_password):
-        assert refused is not None
+    for invalid_link in (f"{base.rpartition('/')[0]}/{path}", f"{base}/x{path}", f"{base}{path}", other_password):
+        assert invalid_link is not None
         with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(refused)
+            urllib.request.urlopen(invalid_link)
         with error.value:
             assert error.value.code == 403
 

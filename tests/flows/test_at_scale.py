@@ -1,4 +1,4 @@
-"""The arithmetic for corpora that nobody has at hand, held to what was measured where there was one."""
+"""Cost estimates for very large corpora, checked against measurements."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ MILLION = Extent(1e6, 197, kept=0.91)
 
 @pytest.mark.parametrize("step", MEASURED)
 def test_a_million_documents_take_what_was_measured_within_a_quarter(step: str) -> None:
-    cost = next(one for one in costs_of(MILLION) if one.step == step)
+    cost = next(step_cost for step_cost in costs_of(MILLION) if step_cost.step == step)
     for key, measured in MEASURED[step].items():
         assert getattr(cost, key) == pytest.approx(measured, rel=0.25), key
 
 
 def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said() -> None:
-    """Mixing holds two segments of 64 MB, seven times while they are placed, and some records of tasks."""
-    before = [
-        next(one for one in costs_of(Extent(number, 200, shard_bytes=256_000_000)) if one.step == "mix")
+    """Mixing holds two segments of 64 MB, seven while they are placed, and some records of tasks."""
+    mix_costs = [
+        next(cost for cost in costs_of(Extent(number, 200, shard_bytes=256_000_000)) if cost.step == "mix")
         for number in (1e8, 1e9, 5e9)
     ]
-    assert max(one.memory_bytes for one in before) < 1.2e9
-    assert [one.partitions for one in before] == [128, 1024, 4096]
+    assert max(cost.memory_bytes for cost in mix_costs) < 1.2e9
+    assert [cost.partitions for cost in mix_costs] == [128, 1024, 4096]
     assert not any("each grows" in sentence for sentence in breaks_of(Extent(1e9, 200, shard_bytes=256_000_000)))
-    broken = [*breaks_of(Extent(1e10, 3000))]
-    told = [sentence.split(":")[0] for sentence in broken]
-    assert told == ["dedup", "mix", "mix", "mix", "explain", "1,875,000 document shards"]
-    assert "above 1.1e+09 documents the 4,096 partitions of keys are at their maximum number" in broken[0]
-    assert "above 6.0e+09 documents the 4,096 segments are at their maximum number" in broken[1]
+    sentences = [*breaks_of(Extent(1e10, 3000))]
+    affected_steps = [sentence.split(":")[0] for sentence in sentences]
+    assert affected_steps == ["dedup", "mix", "mix", "mix", "explain", "1,875,000 document shards"]
+    assert "above 1.1e+09 documents the 4,096 partitions of keys are at their maximum number" in sentences[0]
+    assert "above 6.0e+09 documents the 4,096 segments are at their maximum number" in sentences[1]
 
 
 @pytest.mark.parametrize("documents", [1e5, 1e7, 1e9, 1e10, 1e11])
@@ -90,15 +90,15 @@ def manifest_file(folder: Path) -> Path:
 def test_totals_are_the_sums_of_the_steps_and_the_price_is_by_the_hour(tmp_path: Path) -> None:
     manifest = load_manifest(manifest_file(tmp_path))
     small, large = plan_at_scale(manifest, [1e6, 1e7], 1000, core_hour=0.5)
-    for one in (small, large):
-        hours = sum(step["core_seconds"] for step in one["steps"]) / 3600
-        assert one["totals"]["core_hours"] == pytest.approx(hours)
-        assert one["totals"]["price"] == pytest.approx(hours * 0.5)
-        assert one["totals"]["days"] == pytest.approx(hours / manifest.engine.workers / 24)
-        assert one["totals"]["disk_bytes"] >= sum(step["out_bytes"] for step in one["steps"])
+    for plan in (small, large):
+        hours = sum(step["core_seconds"] for step in plan["steps"]) / 3600
+        assert plan["totals"]["core_hours"] == pytest.approx(hours)
+        assert plan["totals"]["price"] == pytest.approx(hours * 0.5)
+        assert plan["totals"]["days"] == pytest.approx(hours / manifest.engine.workers / 24)
+        assert plan["totals"]["disk_bytes"] >= sum(step["out_bytes"] for step in plan["steps"])
     assert [step["step"] for step in small["steps"]] == ["ingest", "dedup", "tokenize", "mix"]
     assert large["text_bytes"] == 1e10
-    assert 5 < large["totals"]["core_hours"] / small["totals"]["core_hours"] < 10  # of which starting is no part
+    assert 5 < large["totals"]["core_hours"] / small["totals"]["core_hours"] < 10  # start-up costs do not grow
 
 
 def test_the_table_fits_a_narrow_terminal(
@@ -116,7 +116,7 @@ def test_the_table_fits_a_narrow_terminal(
 
 def test_the_command_takes_several_sizes_and_refuses_what_belongs_to_them_alone(tmp_path: Path) -> None:
     path = str(manifest_file(tmp_path))
-    done = CliRunner().invoke(app, ["plan", path, "--documents", "1e9", "--documents", "1e10", "--json"])
-    assert done.exit_code == 0, done.output
-    assert [one["documents"] for one in json.loads(done.stdout)] == [1e9, 1e10]
+    outcome = CliRunner().invoke(app, ["plan", path, "--documents", "1e9", "--documents", "1e10", "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    assert [plan["documents"] for plan in json.loads(outcome.stdout)] == [1e9, 1e10]
     assert CliRunner().invoke(app, ["plan", path, "--core-hour", "1"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""Manifests that hold no more than what they do: each form is a whole run."""
+"""Minimal manifests: each form is a complete run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.tokenize.test_import_tokens import write_llmc, write_megatron
 
 VOCAB = 320
 OWN_END = 7
-"""An id that ends a text of a published model, and that its tokenizer and template do not name."""
+"""An end-of-text id of a published model that its tokenizer and template do not name."""
 PRETRAINED = """\
 sources: {s: {path: cleaned.jsonl}}
 tokenizer: {path: mistral/tokenizer.json}
@@ -44,27 +44,27 @@ UNMARKED = """\
 {%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
-"""A chat template as models come with it, without marks around the answers."""
+"""A model's usual chat template, without marks around the answers."""
 
 
 def write_small_model(folder: Path) -> list[str]:
-    """A model of transformers' form in `model`, its tokenizer in `tokenizer`; the words that that knows."""
+    """Write a model in transformers' format to `model` and its tokenizer to `tokenizer`; returns the tokenizer's words."""
     words = "red blue one two sky grass rose river stone".split()
     tokenizer = folder / "tokenizer"
     write_tokenizer(train(TokenizerSample({"all": [" ".join(words) * 20]}, {}), VOCAB), tokenizer, UNMARKED)
     shape = shape_of(Model(layers=1, width=16, heads=2, kv_heads=1), load(tokenizer).vocab_size, 64)
     with torch.device("meta"):
-        sizes = {name: one.shape for name, one in Llama(shape).named_parameters()}
+        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
     save_model(folder / "trained", shape, {name: drawn(shape, 3)(name, size) for name, size in sizes.items()})
     write_folder(folder / "trained", tokenizer, Export(), folder / "model")
     return words
 
 
 def write_small_reward_model(folder: Path) -> None:
-    """What the stage `reward` would make of `write_small_model`'s, before its first step, in `reward-model`."""
+    """Write the stage `reward`'s model before its first step, from `write_small_model`, to `reward-model`."""
     shape = read_shape(folder / "trained")
     with torch.device("meta"):
-        sizes = {name: one.shape for name, one in RewardModel(shape).named_parameters()}
+        sizes = {name: parameter.shape for name, parameter in RewardModel(shape).named_parameters()}
     tensor_of = with_new_score(stored(folder / "trained"), 5)
     chat = Chat(folder / "tokenizer")
     save_reward_model(
@@ -80,24 +80,24 @@ def write_small_reward_model(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of transformers' form with its tokenizer, examples of all kinds, tokens of two tools, and documents."""
+    """A model in transformers' format with its tokenizer, examples of all kinds, tokens of two tools, and documents."""
     folder = tmp_path_factory.mktemp("anywhere")
     words = write_small_model(folder)
     tokenizer, vocab = folder / "tokenizer", load(folder / "tokenizer").vocab_size
     rng = random.Random(1)
-    said = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
+    texts = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
     for name, rows in {
         "chats": [
             {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
-            for one in said
+            for one in texts
         ],
         "pairs": [
-            {"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"} for number, one in enumerate(said)
+            {"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"} for number, one in enumerate(texts)
         ],
-        "prompts": [{"prompt": one} for one in said],
+        "prompts": [{"prompt": one} for one in texts],
         "cleaned": [
             {"id": f"doc-{number}", "text": f"{one}. {one}.", "metadata": {"url": f"https://a.b/{number}"}}
-            for number, one in enumerate(said)
+            for number, one in enumerate(texts)
         ],
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -117,7 +117,7 @@ def opened(folder: Path, text: str, until: str | None = None) -> Session:
 
 
 def made(session: Session) -> dict[str, dict[str, Any]]:
-    """Run every stage; its summary by stage."""
+    """Run every stage; returns summaries by stage."""
     runner = session.runner(ShardClock())
     for name in session.plan:
         runner.run_stage(name)
@@ -147,7 +147,7 @@ def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, s
 
 @pytest.mark.slow
 def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
-    """What is exported has the shape, the tokenizer and the template of the model, and other weights."""
+    """The export has the model's shape, tokenizer and template, but other weights."""
     session = opened(
         folder,
         """
@@ -158,12 +158,12 @@ def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
         """,
     )
     summaries = made(session)
-    assert summaries["sft_data"]["sequence_length"] == 64  # the model's context
+    assert summaries["sft_data"]["sequence_length"] == 64  # the model's context length
     assert summaries["sft"]["last_loss"] < summaries["sft"]["first_loss"]
     exported = session.folder("export").data
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (exported / name).read_bytes() == (folder / "model" / name).read_bytes()
-    before, after = (load_model(one).state_dict() for one in (folder / "model", exported))
+    before, after = (load_model(model_folder).state_dict() for model_folder in (folder / "model", exported))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -182,7 +182,9 @@ def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
     summaries = made(session)
     assert list(summaries["evaluate"]["models"]) == ["model"]
     assert summaries["export"]["model"] == "model"
-    before, after = (load_model(one).state_dict() for one in (folder / "model", session.folder("export").data))
+    before, after = (
+        load_model(model_folder).state_dict() for model_folder in (folder / "model", session.folder("export").data)
+    )
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -207,7 +209,7 @@ def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, sectio
 
 @pytest.mark.slow
 def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
-    """So is reading what another tool has cleaned."""
+    """A manifest may also only read documents that another tool cleaned."""
     session = opened(
         folder,
         """
@@ -226,7 +228,7 @@ def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(folder: Path) -> None:
-    """No documents, no preparation and no tokenizer that is trained: only the file of the one that made the tokens."""
+    """A mixture needs only the tokens and the file of their tokenizer, without documents or preparation."""
     session = opened(
         folder,
         """
@@ -244,14 +246,17 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
     summaries = made(session)
     assert summaries["mix"]["realised"]["books"]["share"] == pytest.approx(0.25, abs=0.02)
     assert summaries["import_tokens"]["sources"]["books"]["formats"] == ["megatron"]
-    whole = open_session(session.manifest_file, [], str(folder / "store"), None, False)
-    read = trace_step(whole, 1)["documents"]
-    assert {one["locator"].partition("#")[0] for one in read} <= {"web.bin", "books_text_document.bin"}
-    found = history(whole, read[0]["id"], with_text=True)
-    assert found["locator"] == read[0]["locator"]
-    assert 1 in found["mix"]["steps"]
-    assert history(whole, read[0]["locator"])["id"] == read[0]["id"]
-    assert "".join(piece["text"] for piece in found["text"])
+    complete_run = open_session(session.manifest_file, [], str(folder / "store"), None, False)
+    traced_documents = trace_step(complete_run, 1)["documents"]
+    assert {traced["locator"].partition("#")[0] for traced in traced_documents} <= {
+        "web.bin",
+        "books_text_document.bin",
+    }
+    document = history(complete_run, traced_documents[0]["id"], with_text=True)
+    assert document["locator"] == traced_documents[0]["locator"]
+    assert 1 in document["mix"]["steps"]
+    assert history(complete_run, traced_documents[0]["locator"])["id"] == traced_documents[0]["id"]
+    assert "".join(piece["text"] for piece in document["text"])
 
 
 @pytest.mark.slow
@@ -268,7 +273,7 @@ def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
     )
     assert list(session.plan) == ["ingest", "dedup", "tokenizer", "tokenize", "import_tokens", "mix"]
     realised = made(session)["mix"]["realised"]
-    assert {name: one["share"] for name, one in realised.items()} == {"own": 0.5, "web": 0.5}
+    assert {name: source["share"] for name, source in realised.items()} == {"own": 0.5, "web": 0.5}
     assert history(session, "web.bin#3")["source"] == "web"
     assert history(session, "cleaned.jsonl#3")["source"] == "own"
 
@@ -329,9 +334,9 @@ MODEL = "name: a\nmodel: {path: m}\n"
     ],
 )
 def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> None:
-    with pytest.raises(ManifestError) as found:
+    with pytest.raises(ManifestError) as error:
         parse_manifest(text, "m.yaml")
-    assert any(str(one).startswith(problem) for one in found.value.problems), str(found.value)
+    assert any(str(manifest_problem).startswith(problem) for manifest_problem in error.value.problems), str(error.value)
 
 
 def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(folder: Path) -> None:
@@ -351,14 +356,14 @@ def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(folder: P
 
 def test_every_manifest_of_the_page_is_whole() -> None:
     page = Path(__file__).parents[2] / "docs" / "begin-anywhere.md"
-    found = [block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]]
-    names = [parse_manifest(text, "m.yaml").name for text in found]
+    manifests = [block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]]
+    names = [parse_manifest(text, "m.yaml").name for text in manifests]
     assert names == ["tuned", "as-it-is", "tokens", "read", "prepared"]
 
 
 @pytest.fixture(scope="module")
 def mistral(folder: Path) -> dict[str, Any]:
-    """The config.json of a Mistral with a window of 32 tokens and an end of its own, whose folder is `mistral`."""
+    """The config.json of a Mistral in the folder `mistral`, with a window of 32 tokens and its own end-of-text id."""
     shutil.copytree(folder / "model", folder / "mistral")
     config = json.loads((folder / "model" / "config.json").read_text())
     config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 32}
@@ -395,6 +400,6 @@ def test_a_tuning_beyond_the_sliding_window_is_refused_before_any_work(
 ) -> None:
     text = f"name: a\n{start}\n{stage}: {{{section}, steps: 1, sequence_length: {{}}}}\n"
     opened(folder, text.replace("{}", "32"))
-    with pytest.raises(ManifestError) as refused:
+    with pytest.raises(ManifestError) as error:
         opened(folder, text.replace("{}", "33"))
-    assert [problem.key for problem in refused.value.problems] == [f"{stage}.sequence_length"]
+    assert [problem.key for problem in error.value.problems] == [f"{stage}.sequence_length"]

@@ -1,4 +1,4 @@
-"""The pages of `gristmill browse`: what they show, what they refuse, and that nothing of a document becomes HTML."""
+"""Pages of `gristmill browse`: their content, their refusals, and the escaping of documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A run of which everything is made but its trainings."""
+    """A run with all stages committed except training."""
     return make_run(tmp_path_factory.mktemp("browsed"))
 
 
@@ -45,8 +45,8 @@ def client_of(run: BrowsedRun) -> TestClient:
 
 @pytest.fixture(scope="module")
 def client(run: BrowsedRun) -> Iterator[TestClient]:
-    with client_of(run) as found:
-        yield found
+    with client_of(run) as test_client:
+        yield test_client
 
 
 class Elements(HTMLParser):
@@ -62,7 +62,7 @@ class Elements(HTMLParser):
 
     @property
     def links(self) -> list[str]:
-        return [of["href"] or "" for tag, of in self.found if tag == "a"]
+        return [attributes["href"] or "" for tag, attributes in self.found if tag == "a"]
 
 
 def text_of(page: str) -> str:
@@ -70,19 +70,19 @@ def text_of(page: str) -> str:
 
 
 def shown_ids(page: str) -> list[str]:
-    """The documents that a list shows, in its order."""
+    """Return the ids of a list's documents, in order."""
     return re.findall(r'<h5><a href="/documents/([0-9a-f]{32})"', page)
 
 
 def every_id(client: TestClient, link: str) -> list[str]:
-    """The documents of all pages of a list."""
-    found: list[str] = []
+    """Return the ids of the documents on all pages of a list."""
+    ids: list[str] = []
     while True:
         page = client.get(link).text
-        found += shown_ids(page)
+        ids += shown_ids(page)
         following = re.search(r'<a href="([^"]+)" rel="next"', page)
         if following is None:
-            return found
+            return ids
         link = unescape(following[1])
 
 
@@ -92,28 +92,30 @@ def rows_of(session: Session, *columns: str) -> list[dict[str, Any]]:
 
 
 def kind_of(link: str) -> str:
-    """A link without its numbers and values."""
+    """Return a link without its numbers and values."""
     path, _, query = link.partition("?")
     return re.sub(r"[0-9a-f]{32}|\d+", "N", path) + re.sub("=[^&]*", "", query)
 
 
 def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(client: TestClient) -> None:
-    waiting, seen, kinds = ["/"], {"/"}, set()
-    while waiting:
-        link = waiting.pop()
+    queue, visited, kinds = ["/"], {"/"}, set()
+    while queue:
+        link = queue.pop()
         answer = client.get(link)
         assert answer.status_code == 200, (link, text_of(answer.text))
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         kinds.add(kind_of(link.partition("?")[0]))
         elements = Elements(answer.text)
         assert not {"script", "img", "iframe", "style", "base", "object"} & {tag for tag, _ in elements.found}, link
-        assert [name for _, of in elements.found for name in of if name.startswith("on") or name == "style"] == []
-        for found in elements.links:
-            assert found.startswith("/"), found
-            # Of a listing some pages are enough.
-            if found not in seen and sum(kind_of(one) == kind_of(found) for one in seen) < 4:
-                seen.add(found)
-                waiting.append(found)
+        assert [
+            name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"
+        ] == []
+        for target in elements.links:
+            assert target.startswith("/"), target
+            # Visit only some pages of each listing.
+            if target not in visited and sum(kind_of(visited_link) == kind_of(target) for visited_link in visited) < 4:
+                visited.add(target)
+                queue.append(target)
     assert {
         "/",
         "/documents",
@@ -132,7 +134,7 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(clien
 
 
 @pytest.mark.parametrize(
-    ("asked", "fits"),
+    ("query", "matches"),
     [
         ({}, lambda row: True),
         ({"source": "notes"}, lambda row: row["source"] == "notes"),
@@ -148,13 +150,13 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(clien
     ],
 )
 def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
-    client: TestClient, session: Session, asked: dict[str, Any], fits: Any
+    client: TestClient, session: Session, query: dict[str, Any], matches: Any
 ) -> None:
     rows = rows_of(session, "id", "source", "kept", "dropped_by", "reason", "filter_words", "text")
-    expected = [row["id"] for row in rows if fits(row)]
-    link = Search(**asked).link()
+    expected = [row["id"] for row in rows if matches(row)]
+    link = Search(**query).link()
     assert every_id(client, link) == expected
-    assert "words" in asked or f"{len(expected)} of {len(rows)} documents" in text_of(client.get(link).text)
+    assert "words" in query or f"{len(expected)} of {len(rows)} documents" in text_of(client.get(link).text)
 
 
 def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
@@ -170,12 +172,12 @@ def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
 
 
 def test_a_document_is_shown_before_and_after_its_edits(client: TestClient, session: Session) -> None:
-    (one,) = [row for row in rows_of(session, "id", "text") if ADDRESSED[:9] in row["text"]]
-    page = client.get(f"/documents/{one['id']}").text
+    (document,) = [row for row in rows_of(session, "id", "text") if ADDRESSED[:9] in row["text"]]
+    page = client.get(f"/documents/{document['id']}").text
     assert re.search(r'<del title="clean">somebody@mail\.org</del><ins title="clean">[^<]+</ins>', page)
     assert "&lt;script&gt;document.title" in page
     assert "{{ 7 * 7 }}" in page
-    assert "javascript:alert(1)" in text_of(page)  # as text, never as a link
+    assert "javascript:alert(1)" in text_of(page)  # as text, not as a link
     assert "clean kept" in text_of(page)
 
 
@@ -207,10 +209,12 @@ def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(c
 
 
 def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> None:
-    listed = client.get("/duplicates/dedup").text
-    assert "dedup dropped 2 documents of 2 clusters" in text_of(listed)
+    list_page = client.get("/duplicates/dedup").text
+    assert "dedup dropped 2 documents of 2 clusters" in text_of(list_page)
     pages = [
-        client.get(link).text for link in Elements(listed).links if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)
+        client.get(link).text
+        for link in Elements(list_page).links
+        if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)
     ]
     assert sum("These two are equal" in text_of(page) for page in pages) == 1
     assert [re.findall("<(ins|del)>([^<]*)</", page) for page in pages if "are equal" not in page] == [
@@ -225,13 +229,13 @@ def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestCli
     assert text == run.tokenizer().decode(packed.read([3])[0].tolist())
     assert page.count("<pre>") == len(packed.pieces([3]))
     by_token = client.get("/rows/mix/3?tokens=true").text
-    assert [int(one) for ids in re.findall('title="([0-9 ]+)"', by_token) for one in ids.split()] == packed.read([3])[
-        0
-    ].tolist()
+    assert [
+        int(token_id) for ids in re.findall('title="([0-9 ]+)"', by_token) for token_id in ids.split()
+    ] == packed.read([3])[0].tolist()
     masked = client.get("/rows/sft_data/0").text
     for trained, kind in ((True, "trained"), (False, "masked")):
-        shown = unescape("".join(re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)))
-        assert ("&lt;|assistant|" in masked, "<|user|>" in shown) == (True, not trained)
+        span_text = unescape("".join(re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)))
+        assert ("&lt;|assistant|" in masked, "<|user|>" in span_text) == (True, not trained)
 
 
 def test_a_step_that_is_still_to_come_says_what_it_will_read(client: TestClient) -> None:
@@ -245,33 +249,33 @@ def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, se
     document = rows_of(session, "id", "locator")[5]
     example = re.search(r"/examples/([0-9a-f]{32})", client.get("/rows/sft_data/0").text)
     assert example is not None
-    for wanted, page in (
+    for search_term, page in (
         (document["id"][:12], f"/documents/{document['id']}"),
         (document["locator"], f"/documents/{document['id']}"),
     ):
-        answer = client.get("/find", params={"wanted": wanted}, follow_redirects=False)
+        answer = client.get("/find", params={"wanted": search_term}, follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, page)
 
 
 def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_duplicates_and_rows(
     client: TestClient,
 ) -> None:
-    (dropped,) = every_id(client, "/documents?corpus=sft_prepare&outcome=dropped")
-    page = client.get(f"/documents/{dropped}").text
+    (dropped_id,) = every_id(client, "/documents?corpus=sft_prepare&outcome=dropped")
+    page = client.get(f"/documents/{dropped_id}").text
     links = Elements(page).links
     assert "dropped by sft_prepare: dedup: exact_duplicate" in text_of(page)
-    assert every_id(client, next(link for link in links if "reason=exact_duplicate" in link)) == [dropped]
+    assert every_id(client, next(link for link in links if "reason=exact_duplicate" in link)) == [dropped_id]
     pair = client.get(next(link for link in links if link.startswith("/duplicates/dedup/"))).text
     assert "These two are equal" in text_of(pair)
-    kept = next(one for one in every_id(client, "/documents?corpus=sft_prepare&outcome=kept"))
+    kept_id = next(example_id for example_id in every_id(client, "/documents?corpus=sft_prepare&outcome=kept"))
     rows = client.get(
-        next(link for link in Elements(client.get(f"/documents/{kept}").text).links if link.startswith("/examples/"))
+        next(link for link in Elements(client.get(f"/documents/{kept_id}").text).links if link.startswith("/examples/"))
     ).text
     assert re.search(r"row \d+ of sft_data", text_of(rows))
 
 
 @pytest.mark.parametrize(
-    ("link", "status", "said"),
+    ("link", "status", "message"),
     [
         ("/documents?least=x", 400, "least: Input should be a valid number"),
         ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
@@ -304,9 +308,9 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
         ("/nonsense", 404, "there is no page /nonsense"),
     ],
 )
-def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, said: str) -> None:
+def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, message: str) -> None:
     answer = client.get(link)
-    assert (answer.status_code, said in text_of(answer.text)) == (status, True), text_of(answer.text)
+    assert (answer.status_code, message in text_of(answer.text)) == (status, True), text_of(answer.text)
     assert "Traceback" not in answer.text
     assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
 
@@ -315,8 +319,8 @@ def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClien
     for host in ("rebound.example", "127.0.0.1.rebound.example:4300", ""):
         assert client.get("/documents", headers={"Host": host}).status_code == 400
     for site in ("cross-site", "same-site"):
-        refused = client.get("/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
-        assert (refused.status_code, "Documents" in refused.text) == (403, False)
+        forbidden = client.get("/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+        assert (forbidden.status_code, "Documents" in forbidden.text) == (403, False)
     assert (
         client.get("/documents", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status_code
         == 200
@@ -329,13 +333,13 @@ def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClien
 
 def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(session: Session, tmp_path: Path) -> None:
     folder = Path(session.manifest_file).parent
-    nothing = open_session(session.manifest_file, [], str(tmp_path / "store"))
-    with client_of(BrowsedRun(nothing)) as client:
+    empty_session = open_session(session.manifest_file, [], str(tmp_path / "store"))
+    with client_of(BrowsedRun(empty_session)) as client:
         assert "No documents are read yet. Start with" in text_of(client.get("/").text)
         for link in ("/documents", "/cuts", "/rows/mix"):
             answer = client.get(link)
             assert (answer.status_code, "run:" in text_of(answer.text)) == (404, True)
-        # What is committed while the server runs is seen.
+        # The running server sees new commits.
         for stage in ("ingest", "clean"):
             shutil.copytree(folder / "store" / stage, tmp_path / "store" / stage)
         assert "69 of 69 documents" in text_of(client.get("/documents").text)
@@ -345,13 +349,13 @@ def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(session: Session, 
 
 def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session, tmp_path: Path) -> None:
     shutil.copytree(Path(session.manifest_file).parent / "store", tmp_path / "store")
-    opened = open_session(session.manifest_file, [], str(tmp_path / "store"))
-    ids = [row["id"] for row in rows_of(opened, "id")]
-    shard = next(iter(sorted(opened.folder("ingest").data.glob("part-*.parquet"))))
+    damaged_session = open_session(session.manifest_file, [], str(tmp_path / "store"))
+    ids = [row["id"] for row in rows_of(damaged_session, "id")]
+    shard = next(iter(sorted(damaged_session.folder("ingest").data.glob("part-*.parquet"))))
     content = bytearray(shard.read_bytes())
     content[40:400] = bytes(360)
     shard.write_bytes(content)
-    with client_of(BrowsedRun(opened)) as client:
+    with client_of(BrowsedRun(damaged_session)) as client:
         answer = client.get("/documents")
         assert answer.status_code == 500
         assert re.search(
@@ -359,9 +363,12 @@ def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session,
         ), text_of(answer.text)
         assert client.get("/").status_code == 200
         assert client.get(f"/documents/{ids[-1]}").status_code in (200, 500)
-        (opened.folder("mix").data / "train-00000.docs.parquet").unlink()
-        gone = client.get("/rows/mix/0")
-        assert (gone.status_code, "train-00000.docs.parquet" in text_of(gone.text)) == (500, True)
+        (damaged_session.folder("mix").data / "train-00000.docs.parquet").unlink()
+        missing_file_answer = client.get("/rows/mix/0")
+        assert (missing_file_answer.status_code, "train-00000.docs.parquet" in text_of(missing_file_answer.text)) == (
+            500,
+            True,
+        )
 
 
 WORDY = st.lists(st.sampled_from(["a", "b", "river", ".", "\n", " ", "  ", "!", "é"]), max_size=40).map("".join)
@@ -377,8 +384,8 @@ def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(before: str
 
 
 def test_differences_of_long_texts_are_found_in_time() -> None:
-    one = " ".join(f"word{number % 50}" for number in range(30_000))
-    other = one.replace("word7 ", "word8 ", 3)
-    ours, theirs = differences(one, other)
-    assert [text for text, differs in theirs if differs][:1] == ["word8 "]
-    assert "".join(text for text, _ in ours) == one
+    first_text = " ".join(f"word{number % 50}" for number in range(30_000))
+    second_text = first_text.replace("word7 ", "word8 ", 3)
+    first_side, second_side = differences(first_text, second_text)
+    assert [text for text, differs in second_side if differs][:1] == ["word8 "]
+    assert "".join(text for text, _ in first_side) == first_text

@@ -1,4 +1,4 @@
-"""A stage that ran out of memory says what needs less of it."""
+"""Errors of stages that ran out of memory name settings that reduce it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Make = Callable[..., Runner]
 
 
 @pytest.mark.parametrize(
-    ("stage", "said"),
+    ("stage", "message"),
     [
         (
             {"second": {"die_once": True}},
@@ -25,9 +25,9 @@ Make = Callable[..., Runner]
     ],
 )
 def test_a_stage_that_ran_out_of_memory_is_told_to_hold_fewer_shards(
-    toy_runner: Make, stage: dict[str, dict[str, object]], said: str
+    toy_runner: Make, stage: dict[str, dict[str, object]], message: str
 ) -> None:
     runner = toy_runner(first={"n": 3}, **stage)
     runner.run_stage("first")
-    with pytest.raises(StageFailedError, match=said):
+    with pytest.raises(StageFailedError, match=message):
         runner.run_stage(next(iter(stage)))

@@ -1,4 +1,4 @@
-"""The simulation of 10 and 100 TB on a cluster: sums, prices, and what each engine's shuffle means."""
+"""Simulation of 10 and 100 TB on a cluster: totals, prices, and the shuffle of each engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTED = {
         "engine": {"ingest": (54, 67), "dedup": (567, 1142), "tokenize": (97, 298), "mix": (486, 1002)},
     },
 }
-"""Of so many document shards and partitions, requests that write or list, and that read: `gristmill bench requests`."""
+"""Requests that write or list, and that read, by number of document shards and partitions: `gristmill bench requests`."""
 
 
 @pytest.fixture
@@ -43,32 +43,32 @@ def manifest_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("size", "form"), [(size, form) for size, forms in COUNTED.items() for form in forms])
 def test_the_laws_give_what_was_counted(size: int, form: str) -> None:
-    for step, counted in COUNTED[size][form].items():
-        for law, number in zip(REQUESTS[form][step], counted, strict=True):
+    for step, request_counts in COUNTED[size][form].items():
+        for law, number in zip(REQUESTS[form][step], request_counts, strict=True):
             assert asked(law, size, size) == pytest.approx(number, rel=0.03, abs=2), step
             assert min(law) >= 0
 
 
 def test_requests_are_paid_by_thousands_and_workers_by_the_hour(manifest_file: Path) -> None:
     manifest = load_manifest(manifest_file)
-    (one,) = plan_on_cluster(manifest, [10], ["flink"], 100, prices=Prices(1.0, 0.1, 0.5))
-    assert one["shards"] == 39063
-    for step in one["steps"]:
+    (plan,) = plan_on_cluster(manifest, [10], ["flink"], 100, prices=Prices(1.0, 0.1, 0.5))
+    assert plan["shards"] == 39063
+    for step in plan["steps"]:
         assert step["price"] == pytest.approx(step["writes"] / 1000 + step["reads"] / 10_000)
-    hours = sum(step["seconds"] for step in one["steps"]) / 3600
-    assert one["totals"]["hours"] == pytest.approx(hours)
-    assert one["totals"]["core_price"] == pytest.approx(hours * 100 * 0.5)
-    (less,) = plan_on_cluster(manifest, [10], ["flink"], 200, prices=Prices(1.0, 0.1, 0.5))
-    assert less["totals"]["hours"] == pytest.approx(hours / 2)
-    assert less["totals"]["memory_bytes"] == one["totals"]["memory_bytes"]
+    hours = sum(step["seconds"] for step in plan["steps"]) / 3600
+    assert plan["totals"]["hours"] == pytest.approx(hours)
+    assert plan["totals"]["core_price"] == pytest.approx(hours * 100 * 0.5)
+    (larger_cluster,) = plan_on_cluster(manifest, [10], ["flink"], 200, prices=Prices(1.0, 0.1, 0.5))
+    assert larger_cluster["totals"]["hours"] == pytest.approx(hours / 2)
+    assert larger_cluster["totals"]["memory_bytes"] == plan["totals"]["memory_bytes"]
 
 
 def test_ten_times_the_text_shuffles_ten_times_the_bytes_in_no_more_elements(manifest_file: Path) -> None:
     manifest = load_manifest(manifest_file)
     small, large = plan_on_cluster(manifest, [10, 100], ["flink"], 100)
-    for before, after in zip(small["steps"], large["steps"], strict=True):
-        assert after["shuffle_bytes"] == pytest.approx(10 * before["shuffle_bytes"])
-        assert before["elements"] <= after["elements"] <= 4096
+    for small_step, large_step in zip(small["steps"], large["steps"], strict=True):
+        assert large_step["shuffle_bytes"] == pytest.approx(10 * small_step["shuffle_bytes"])
+        assert small_step["elements"] <= large_step["elements"] <= 4096
     assert [step["shuffle_bytes"] > 0 for step in small["steps"]] == [False, True, False, True]
 
 
@@ -79,17 +79,19 @@ def test_an_engines_own_shuffle_asks_the_store_for_less_than_files_do() -> None:
         for name in ("local", "flink")
     )
     assert files["mix"] > 4 * engine["mix"]
-    # Sketches travel to the partitions that compare them, and nothing is asked for each shard and partition.
+    # The engine moves sketches to the partitions that compare them, without a request for each shard and partition.
     assert engine["dedup"] < 50 * (extent.shards + 4096) < files["dedup"] / 100
 
 
 def test_every_engine_says_where_the_shuffled_rows_lie(manifest_file: Path) -> None:
     manifest = load_manifest(manifest_file)
-    said = {one["engine"]: one["sentences"][0] for one in plan_on_cluster(manifest, [10], list(ENGINES), 100)}
-    assert all(sentence.startswith("mix shuffles 4.9 TB") for sentence in said.values()), said
-    assert "48.8 GB in the memory of each worker" in said["dask"]
-    assert said["flink"] == said["spark"]
-    assert "48.8 GB on the disk of each worker" in said["flink"]
+    first_sentences = {
+        plan["engine"]: plan["sentences"][0] for plan in plan_on_cluster(manifest, [10], list(ENGINES), 100)
+    }
+    assert all(sentence.startswith("mix shuffles 4.9 TB") for sentence in first_sentences.values()), first_sentences
+    assert "48.8 GB in the memory of each worker" in first_sentences["dask"]
+    assert first_sentences["flink"] == first_sentences["spark"]
+    assert "48.8 GB on the disk of each worker" in first_sentences["flink"]
 
 
 def test_the_table_fits_a_narrow_terminal(
@@ -104,7 +106,7 @@ def test_the_table_fits_a_narrow_terminal(
 
 def test_the_command_takes_amounts_and_engines_and_refuses_what_it_does_not_know(manifest_file: Path) -> None:
     path = str(manifest_file)
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         app,
         [
             "plan",
@@ -122,8 +124,8 @@ def test_the_command_takes_amounts_and_engines_and_refuses_what_it_does_not_know
             "--json",
         ],
     )
-    assert done.exit_code == 0, done.output
-    assert [(one["terabytes"], one["engine"], one["workers"]) for one in json.loads(done.stdout)] == [
+    assert outcome.exit_code == 0, outcome.output
+    assert [(plan["terabytes"], plan["engine"], plan["workers"]) for plan in json.loads(outcome.stdout)] == [
         (10, "flink", 50),
         (10, "dask", 50),
         (100, "flink", 50),

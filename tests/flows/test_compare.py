@@ -1,4 +1,4 @@
-"""Two runs are compared by their records and outputs alone."""
+"""Comparison of two runs by their records and outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def counts(kept: int) -> dict[str, Any]:
 
 
 def write_run(store: Store, name: str, changed: str, steps: int, loss: float) -> None:
-    """A run of four stages of which the last two differ by `changed`."""
+    """Write a run of four stages whose last two have fingerprints of `changed`."""
     prints = {**FINGERPRINTS, "mix": changed * 64, "pretrain": changed * 64}
     packed = {
         "sources": ["web"],
@@ -68,28 +68,28 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
-    found = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
-    assert found["manifest"] == [{"key": "pretrain.steps", "first": 10, "second": 20}]
-    assert [(row["stage"], row["same"]) for row in found["stages"]] == [
+    comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
+    assert comparison["manifest"] == [{"key": "pretrain.steps", "first": 10, "second": 20}]
+    assert [(row["stage"], row["same"]) for row in comparison["stages"]] == [
         ("ingest", True),
         ("dedup", True),
         ("mix", False),
         ("pretrain", False),
     ]
-    assert [(row["stage"], row["kept"]) for row in found["funnel"]] == [
+    assert [(row["stage"], row["kept"]) for row in comparison["funnel"]] == [
         ("ingest", {"first": 10, "second": 10}),
         ("dedup", {"first": 7, "second": 7}),
     ]
-    (mixture,) = found["mixture"]
+    (mixture,) = comparison["mixture"]
     assert mixture["tokens"] == {"first": 1000, "second": 2000}
-    (training,) = found["training"]
+    (training,) = comparison["training"]
     assert training == {
         "stage": "pretrain",
         "steps": {"first": 10, "second": 20},
         "first": {"first": 4.0, "second": 3.0},
         "last": {"first": 3.1, "second": 2.05},
     }
-    assert found["evaluation"] == []
+    assert comparison["evaluation"] == []
 
 
 def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> None:

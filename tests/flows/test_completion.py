@@ -1,4 +1,4 @@
-"""What the shell completes: stages, runs, manifests and their keys; at once, and only what is right."""
+"""Shell completion of stages, runs, manifests and their keys: fast, and only valid values."""
 
 from __future__ import annotations
 
@@ -67,25 +67,28 @@ def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> No
 def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Path) -> None:
     manifest = tmp_path / "tiny.yaml"
     manifest.write_text(MANIFEST)
-    asked = context(manifest=str(manifest))
-    assert ("pretrain.steps", "Optimizer steps.") in complete_setting(asked, "pretrain.st")
-    assert names(complete_setting(asked, "filter.gopher_quality.min_w"))[0] == "filter.gopher_quality.min_words"
-    assert "sources.notes.licence" in names(complete_setting(asked, "sources.no"))
+    completion_context = context(manifest=str(manifest))
+    assert ("pretrain.steps", "Optimizer steps.") in complete_setting(completion_context, "pretrain.st")
+    assert (
+        names(complete_setting(completion_context, "filter.gopher_quality.min_w"))[0]
+        == "filter.gopher_quality.min_words"
+    )
+    assert "sources.notes.licence" in names(complete_setting(completion_context, "sources.no"))
     assert complete_setting(context(manifest="absent.yaml"), "sources.") == []
 
 
 def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None:
-    asked = context(manifest=None)
-    assert names(complete_setting(asked, "pretrain.schedule.kind=co")) == [
+    completion_context = context(manifest=None)
+    assert names(complete_setting(completion_context, "pretrain.schedule.kind=co")) == [
         "pretrain.schedule.kind=cosine",
         "pretrain.schedule.kind=constant",
     ]
-    assert names(complete_setting(asked, "pretrain.model.qk_norm=")) == [
+    assert names(complete_setting(completion_context, "pretrain.model.qk_norm=")) == [
         "pretrain.model.qk_norm=true",
         "pretrain.model.qk_norm=false",
     ]
-    assert complete_setting(asked, "pretrain.steps=") == []
-    assert complete_setting(asked, "nonsense=") == []
+    assert complete_setting(completion_context, "pretrain.steps=") == []
+    assert complete_setting(completion_context, "nonsense=") == []
 
 
 @pytest.mark.slow
@@ -96,7 +99,7 @@ def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
     for key in manifest_keys():
         try:
             parse_manifest(MANIFEST, "tiny.yaml", [f"{key}=1"])
-        except ManifestError as error:  # 1 may be no good value, but the key is known
+        except ManifestError as error:  # 1 may be an invalid value, but the key is known
             unknown += [key for problem in error.problems if "unknown key" in problem.message]
     assert unknown == []
 
@@ -109,13 +112,13 @@ def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
         "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
         "from gristmill.flows.cli.main import main; main()"
     )
-    for words, offered in (
+    for words, completion in (
         ("run tiny.yaml --until de", "dedup"),
         ("stage de", "dedup"),
         ("run tiny.yaml --set pretrain.ste", "pretrain.steps"),
         ("run ti", "tiny.yaml"),
     ):
-        asked = f"gristmill {words}"
+        command_line = f"gristmill {words}"
         run = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
@@ -124,10 +127,10 @@ def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
             env={
                 **os.environ,
                 "_GRISTMILL_COMPLETE": "complete_bash",
-                "COMP_WORDS": asked,
-                "COMP_CWORD": str(len(asked.split()) - 1),
+                "COMP_WORDS": command_line,
+                "COMP_CWORD": str(len(command_line.split()) - 1),
             },
         )
-        assert run.stdout.split()[0] == offered, run.stderr[-2000:]
+        assert run.stdout.split()[0] == completion, run.stderr[-2000:]
         loaded = set(run.stderr.split())
         assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "numpy"} == set()

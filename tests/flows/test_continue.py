@@ -1,4 +1,4 @@
-"""`gristmill continue`: a training whose mixture is another one from some step on."""
+"""`gristmill continue`: a training whose mixture changes after some step."""
 
 from __future__ import annotations
 
@@ -43,52 +43,56 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for source, number in (("prose", 150), ("code", 60)):
-        drawn = random.Random(source)
+        random_ = random.Random(source)
         Path(f"{source}.jsonl").write_text(
             "".join(
-                json.dumps({"text": " ".join(drawn.choices(WORDS, k=drawn.randint(30, 80))) + f" {one}."}) + "\n"
-                for one in range(number)
+                json.dumps({"text": " ".join(random_.choices(WORDS, k=random_.randint(30, 80))) + f" {item}."}) + "\n"
+                for item in range(number)
             )
         )
     Path("c.yaml").write_text(MANIFEST)
     called("run", "c.yaml", "--store", "store", "--no-ui")
-    (before,) = Path("store/pretrain").iterdir()
+    (original_folder,) = Path("store/pretrain").iterdir()
 
-    def asked(*arguments: str) -> Any:
+    def json_output(*arguments: str) -> Any:
         return json.loads(called(*arguments, "--store", "store", "--json"))
 
     weights = "mix.weights={prose: 0.2, code: 0.8}"
-    found = asked("continue", "c.yaml", "--from-step", "10", "--set", weights)
-    assert (found["manifest"], found["rows"], found["checkpoint"]) == ("c-from-10.yaml", 80, 6)
-    assert found["shares"] == {"code": 0.3, "prose": 0.7}
-    assert found["command"].endswith("run c-from-10.yaml --store store")
+    continuation = json_output("continue", "c.yaml", "--from-step", "10", "--set", weights)
+    assert (continuation["manifest"], continuation["rows"], continuation["checkpoint"]) == ("c-from-10.yaml", 80, 6)
+    assert continuation["shares"] == {"code": 0.3, "prose": 0.7}
+    assert continuation["command"].endswith("run c-from-10.yaml --store store")
     called("run", "c-from-10.yaml", "--store", "store", "--no-ui")
-    (after,) = (one for one in Path("store/pretrain").iterdir() if one != before)
-    first, changed = losses(before), losses(after)
-    assert sorted(changed) == list(range(7, 21))
-    assert [changed[step] for step in range(7, 11)] == [first[step] for step in range(7, 11)]
-    same = asked("trace", "c-from-10.yaml", "--against", "c.yaml")
-    assert (same["first_difference"], same["same_set"], same["attested"]) == (11, False, [True, True])
+    (new_folder,) = (item for item in Path("store/pretrain").iterdir() if item != original_folder)
+    original_losses, new_losses = losses(original_folder), losses(new_folder)
+    assert sorted(new_losses) == list(range(7, 21))
+    assert [new_losses[step] for step in range(7, 11)] == [original_losses[step] for step in range(7, 11)]
+    trace_difference = json_output("trace", "c-from-10.yaml", "--against", "c.yaml")
+    assert (trace_difference["first_difference"], trace_difference["same_set"], trace_difference["attested"]) == (
+        11,
+        False,
+        [True, True],
+    )
     for step in (3, 10):
         documents = [
             [
-                (one["id"], one["tokens"], one["copies"])
-                for one in asked("trace", manifest, "--step", str(step))["documents"]
+                (item["id"], item["tokens"], item["copies"])
+                for item in json_output("trace", manifest, "--step", str(step))["documents"]
             ]
             for manifest in ("c.yaml", "c-from-10.yaml")
         ]
         assert documents[0] == documents[1]
-    read = asked("trace", "c-from-10.yaml", "--step", "15")["documents"][0]
-    steps = asked("trace", "c-from-10.yaml", "--document", read["id"])["steps"]
-    assert {entry["step"]: entry["rows"] for entry in steps}[15] == read["rows"]
+    traced_document = json_output("trace", "c-from-10.yaml", "--step", "15")["documents"][0]
+    steps = json_output("trace", "c-from-10.yaml", "--document", traced_document["id"])["steps"]
+    assert {entry["step"]: entry["rows"] for entry in steps}[15] == traced_document["rows"]
 
-    refused = called(
+    message = called(
         "continue", "c.yaml", "--from-step", "10", "--set", "mix.validation=0.2", "--store", "store", code=2
     )
-    assert "mix.validation: decides what the first 10 steps read and cannot change" in refused
-    refused = called("continue", "c.yaml", "--from-step", "21", "--store", "store", code=2)
-    assert "--from-step 21: pretrain has 20 steps; give 1 to 20" in refused
-    refused = called(
+    assert "mix.validation: decides what the first 10 steps read and cannot change" in message
+    message = called("continue", "c.yaml", "--from-step", "21", "--store", "store", code=2)
+    assert "--from-step 21: pretrain has 20 steps; give 1 to 20" in message
+    message = called(
         "continue", "c.yaml", "--from-step", "10", "--set", "mix.weights={code: 1}", "--store", "store", code=2
     )
-    assert "c-from-10.yaml exists with other content" in refused
+    assert "c-from-10.yaml exists with other content" in message

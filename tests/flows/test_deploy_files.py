@@ -1,4 +1,4 @@
-"""The files under deploy/ fit the flows: what they name exists, and what they say can be read."""
+"""Files of deploy/ match the flows: every named object exists and every file parses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 def test_every_deployment_names_a_flow_with_its_parameters() -> None:
     deployments = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
     names = set()
-    for one in deployments:
-        module, _, function = one["entrypoint"].rpartition(".")
+    for deployment in deployments:
+        module, _, function = deployment["entrypoint"].rpartition(".")
         flow = getattr(importlib.import_module(module), function)
-        names.add(f"{flow.name}/{one['name']}")
-        assert set(one["parameters"]) <= set(inspect.signature(flow.fn).parameters)
+        names.add(f"{flow.name}/{deployment['name']}")
+        assert set(deployment["parameters"]) <= set(inspect.signature(flow.fn).parameters)
     assert names == {"gristmill/cpu", "gristmill-stage/gpu", "gristmill-sweep/gpu"}
     assert deployments[0]["parameters"]["training_deployment"] in names
 
@@ -37,28 +37,35 @@ def test_kubernetes_jobs_are_not_repeated_and_have_time_for_a_checkpoint() -> No
         assert spec["backoffLimit"] == 0
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 40
         assert resource in spec["template"]["spec"]["containers"][0]["resources"]
-    kinds = [one["kind"] for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())]
+    kinds = [
+        resource_object["kind"]
+        for resource_object in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
+    ]
     assert kinds == ["Namespace", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Deployment", "Deployment"]
 
 
 def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
     assert set(services) == {"folder", "database", "server", "deployments", "cpu-worker", "training-worker"}
-    assert all("profiles" not in one for one in services.values()), "every pool has a worker, or its runs wait for ever"
+    assert all("profiles" not in item for item in services.values()), (
+        "a pool without a worker keeps its runs waiting for ever"
+    )
     created = set(re.findall(r"work-pool create (\S+)", services["deployments"]["command"][-1]))
-    served = {one["command"][one["command"].index("--pool") + 1] for name, one in services.items() if "worker" in name}
-    wanted = {one["work_pool"]["name"] for one in yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]}
-    assert created == served == wanted
-    more = yaml.safe_load((DEPLOY / "docker" / "compose.gpu.yaml").read_text())["services"]
-    assert set(more) <= set(services)
+    served = {
+        item["command"][item["command"].index("--pool") + 1] for name, item in services.items() if "worker" in name
+    }
+    pools = {item["work_pool"]["name"] for item in yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]}
+    assert created == served == pools
+    gpu_services = yaml.safe_load((DEPLOY / "docker" / "compose.gpu.yaml").read_text())["services"]
+    assert set(gpu_services) <= set(services)
     assert services["server"]["environment"]["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("postgresql+asyncpg://")
     assert services["server"]["ports"] == ["127.0.0.1:4200:4200"]
     password = services["server"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
-    assert password.startswith("${PREFECT_AUTH:?")  # Compose refuses to start without one
+    assert password.startswith("${PREFECT_AUTH:?")  # Compose refuses to start without a password
     clients = {
-        name: one["environment"].get("PREFECT_API_AUTH_STRING")
-        for name, one in services.items()
-        if "PREFECT_API_URL" in one.get("environment", {})
+        name: item["environment"].get("PREFECT_API_AUTH_STRING")
+        for name, item in services.items()
+        if "PREFECT_API_URL" in item.get("environment", {})
     }
     assert clients == dict.fromkeys(["deployments", "cpu-worker", "training-worker"], password)
 
@@ -66,7 +73,7 @@ def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
 def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
     (user,) = re.findall(r"useradd --uid (\d+) .* gristmill", (DEPLOY / "docker" / "Dockerfile").read_text())
     services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
-    mounting = [name for name, one in services.items() if "./srv:/srv/gristmill" in one.get("volumes", ())]
+    mounting = [name for name, item in services.items() if "./srv:/srv/gristmill" in item.get("volumes", ())]
     assert services["folder"]["user"] == "root"
     assert services["folder"]["command"] == ["chown", "gristmill:", "/srv/gristmill"]
     for name in set(mounting) - {"folder"}:
@@ -76,12 +83,12 @@ def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
         for name in ("cpu-pool.json", "gpu-pool.json")
     ]
     pods += [
-        one["spec"]
-        for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
-        if one["kind"] == "Deployment"
+        item["spec"]
+        for item in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
+        if item["kind"] == "Deployment"
     ]
-    for one in pods:
-        assert one["template"]["spec"]["securityContext"] == {
+    for item in pods:
+        assert item["template"]["spec"]["securityContext"] == {
             "runAsNonRoot": True,
             "runAsUser": int(user),
             "runAsGroup": int(user),
@@ -92,12 +99,12 @@ def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
 
 def test_all_files_for_kubernetes_name_one_image_which_the_readme_replaces() -> None:
     folder = DEPLOY / "kubernetes"
-    named = {
+    images = {
         image
         for name in ("worker.yaml", "cpu-pool.json", "gpu-pool.json")
         for image in re.findall(r"[\w/.]*/gristmill[:@]\w+", (folder / name).read_text())
     }
-    assert named == {"REGISTRY/gristmill@DIGEST"}
+    assert images == {"REGISTRY/gristmill@DIGEST"}
     readme = (folder / "README.md").read_text()
     assert "s|REGISTRY/gristmill@DIGEST|$IMAGE|" in readme
     assert readme.index("create namespace") < readme.index("create secret") < readme.index("kubectl apply")
@@ -122,38 +129,38 @@ def test_jobs_of_docker_have_the_folder_shared_memory_and_gpus() -> None:
 
 
 def test_the_image_takes_in_what_it_runs_and_no_environment_or_output() -> None:
-    left_out = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
-    assert {".git", ".venv", "build", "**/gristmill-store", "deploy/docker/srv"} <= set(left_out)
-    assert not {"deploy", "constraints.txt", "pyproject.toml", "README.md", "flows"} & set(left_out)
+    ignored_paths = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert {".git", ".venv", "build", "**/gristmill-store", "deploy/docker/srv"} <= set(ignored_paths)
+    assert not {"deploy", "constraints.txt", "pyproject.toml", "README.md", "flows"} & set(ignored_paths)
 
 
 TOOLS = DEPLOY.parent / "build" / "deploy" / "bin"
 
 
 def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool that looks at files of deploy/."""
+    """Run a checker of files in deploy/."""
     if not (TOOLS / name).exists():
-        pytest.skip(f"{name} is not here: make deploy-tools fetches it")
+        pytest.skip(f"{name} is missing: make deploy-tools fetches it")
     return subprocess.run([str(TOOLS / name), *arguments], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("place", ["docker", "beam"])
 def test_hadolint_finds_no_error_in_the_recipes_of_containers(place: str) -> None:
-    done = run_tool("hadolint", "--failure-threshold", "error", str(DEPLOY / place / "Dockerfile"))
-    assert done.returncode == 0, done.stdout
+    process = run_tool("hadolint", "--failure-threshold", "error", str(DEPLOY / place / "Dockerfile"))
+    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.parametrize("file", ["kubernetes/worker.yaml", "beam/flink-session.yaml"])
 def test_the_objects_for_kubernetes_are_valid_by_its_own_schemas(file: str) -> None:
-    done = run_tool("kubernetes-validate", "--strict", str(DEPLOY / file))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed") + done.stderr.count("passed") == len(
+    process = run_tool("kubernetes-validate", "--strict", str(DEPLOY / file))
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.count("passed") + process.stderr.count("passed") == len(
         list(yaml.safe_load_all((DEPLOY / file).read_text()))
     )
 
 
 def test_checkov_finds_nothing_in_the_jobs_that_pools_start(tmp_path: Path) -> None:
-    """`make check` runs checkov on deploy/, where it does not recognise the manifests inside of pools' templates."""
+    """`make check` runs checkov on deploy/, but checkov does not recognise manifests inside the pools' templates."""
     for name in ("cpu-pool.json", "gpu-pool.json"):
         template = json.loads((DEPLOY / "kubernetes" / name).read_text())
         variables = template["variables"]["properties"]
@@ -164,8 +171,8 @@ def test_checkov_finds_nothing_in_the_jobs_that_pools_start(tmp_path: Path) -> N
             text = text.replace(f'"{{{{ {key} }}}}"', json.dumps(value)).replace(f"{{{{ {key} }}}}", str(value))
         (tmp_path / name).write_text(text)
     options = ("--framework", "kubernetes", "--skip-download", "--output", "json")
-    done = run_tool("checkov", "--directory", str(tmp_path), *options)
-    summary = json.loads(done.stdout)["summary"]
+    process = run_tool("checkov", "--directory", str(tmp_path), *options)
+    summary = json.loads(process.stdout)["summary"]
     assert (summary["failed"], summary["parsing_errors"]) == (0, 0)
     assert summary["skipped"] == 2, "the answered check of each of the two jobs"
 
@@ -198,16 +205,16 @@ def test_beams_workers_job_server_and_package_are_of_one_version() -> None:
 
 def test_the_flink_session_names_its_own_services_ports_and_image() -> None:
     objects = list(yaml.safe_load_all((DEPLOY / "beam" / "flink-session.yaml").read_text()))
-    named = {(one["kind"], one["metadata"]["name"]): one for one in objects}
-    assert {one["metadata"].get("namespace", "gristmill-flink") for one in objects} == {"gristmill-flink"}
-    pods = {name: one["spec"]["template"] for (kind, name), one in named.items() if kind == "Deployment"}
-    for (kind, name), one in named.items():
+    objects_by_name = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    assert {item["metadata"].get("namespace", "gristmill-flink") for item in objects} == {"gristmill-flink"}
+    pods = {name: item["spec"]["template"] for (kind, name), item in objects_by_name.items() if kind == "Deployment"}
+    for (kind, name), item in objects_by_name.items():
         if kind != "Service":
             continue
-        (pod,) = (pod for pod in pods.values() if pod["metadata"]["labels"] == one["spec"]["selector"])
+        (pod,) = (pod for pod in pods.values() if pod["metadata"]["labels"] == item["spec"]["selector"])
         open_ports = {port["containerPort"] for container in pod["spec"]["containers"] for port in container["ports"]}
-        assert {port["port"] for port in one["spec"]["ports"]} - {6124} <= open_ports, name
-    properties = named["ConfigMap", "flink"]["data"]["FLINK_PROPERTIES"]
+        assert {port["port"] for port in item["spec"]["ports"]} - {6124} <= open_ports, name
+    properties = objects_by_name["ConfigMap", "flink"]["data"]["FLINK_PROPERTIES"]
     assert "jobmanager.rpc.address: flink-jobmanager\n" in properties
     workers = pods["flink-taskmanager"]["spec"]["containers"][1]
     assert workers["args"] == ["--worker_pool"]

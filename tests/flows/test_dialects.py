@@ -1,4 +1,4 @@
-"""`gristmill dialects`: keep rates by each project's definitions, and the documents on which they disagree."""
+"""`gristmill dialects`: keep rates under each project's definitions, and documents with differing verdicts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ DIALECTS = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
 
 
 def words(source: random.Random, number: int) -> str:
-    """Words with little in common, and a few of English."""
+    """Return random words with little in common, and some English ones."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    made = ["".join(source.choices(letters, k=source.randint(4, 7))) for _ in range(number)]
-    made[3::9] = ["the", "of", "and", "with"] * (len(made[3::9]) // 4) + ["to"] * (len(made[3::9]) % 4)
-    return " ".join(made)
+    drawn_words = ["".join(source.choices(letters, k=source.randint(4, 7))) for _ in range(number)]
+    drawn_words[3::9] = ["the", "of", "and", "with"] * (len(drawn_words[3::9]) // 4) + ["to"] * (
+        len(drawn_words[3::9]) % 4
+    )
+    return " ".join(drawn_words)
 
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The arguments that name a manifest and a store in which its documents are committed."""
+    """Arguments that name a manifest and a store in which its documents are committed."""
     folder = tmp_path_factory.mktemp("dialects")
     source = random.Random(3)
     block = words(source, 60)
     texts = [words(source, 200) for _ in range(10)]
-    texts += [f"{words(source, 210)} {block} {words(source, 105)} {block} {words(source, 105)}"]  # 60 of 540 twice
-    texts += ["too short"] * 2 + ["\n".join(f"- {words(source, 30)}" for _ in range(10))]  # bullets for three of five
+    # 60 of 540 words occur twice
+    texts += [f"{words(source, 210)} {block} {words(source, 105)} {block} {words(source, 105)}"]
+    # three of five projects count these as bullets
+    texts += ["too short"] * 2 + ["\n".join(f"- {words(source, 30)}" for _ in range(10))]
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     (folder / "m.yaml").write_text("""\
 name: small
@@ -41,27 +45,28 @@ sources: {web: {path: texts.jsonl}}
 prepare: [{filter: {}}]
 engine: {workers: 1}
 """)
-    named = [str(folder / "m.yaml"), "--store", str(folder / "store")]
-    result = CliRunner().invoke(app, ["run", *named, "--until", "ingest", "--no-ui"], catch_exceptions=False)
+    arguments = [str(folder / "m.yaml"), "--store", str(folder / "store")]
+    result = CliRunner().invoke(app, ["run", *arguments, "--until", "ingest", "--no-ui"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return named
+    return arguments
 
 
 def compared(arguments: list[str]) -> dict[str, Any]:
     result = CliRunner().invoke(app, ["dialects", *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    comparison: dict[str, Any] = json.loads(result.stdout)
+    return comparison
 
 
 def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
-    found = compared(committed)
-    assert (found["documents"], found["of"], list(found["dialects"])) == (14, 14, DIALECTS)
+    comparison = compared(committed)
+    assert (comparison["documents"], comparison["of"], list(comparison["dialects"])) == (14, 14, DIALECTS)
     kept = {
         dialect: [round(14 * sets[name]["documents"]) for name in ("gopher_quality", "gopher_repetition", "both")]
-        for dialect, sets in found["dialects"].items()
+        for dialect, sets in comparison["dialects"].items()
     }
-    # Two are too short, and all repetition where no n-gram has to be repeated; one is a list, one has the block.
+    # Two documents are too short, and repetitive in dialects that count unrepeated n-grams; one is a list, one has
+    # the block.
     assert kept == {
         "dclm": [11, 13, 10],
         "datatrove": [11, 12, 11],
@@ -69,13 +74,13 @@ def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
         "curator": [12, 11, 11],
         "redpajama": [12, 13, 11],
     }
-    assert all(0 < sets["both"]["bytes"] < 1 for sets in found["dialects"].values())
+    assert all(0 < sets["both"]["bytes"] < 1 for sets in comparison["dialects"].values())
 
 
 def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(committed: list[str]) -> None:
-    found = compared(committed)
-    assert found["disagreeing"] == len(found["examples"]) == 2
-    by_rule = {example["verdicts"]["dclm"].get("rule"): example for example in found["examples"]}
+    comparison = compared(committed)
+    assert comparison["disagreeing"] == len(comparison["examples"]) == 2
+    by_rule = {example["verdicts"]["dclm"].get("rule"): example for example in comparison["examples"]}
     block = by_rule["gopher_repetition/max_duplicate_5gram_char_ratio"]
     assert block["locator"].startswith("texts.jsonl")
     assert block["verdicts"]["datatrove"] == {"keep": True}
@@ -92,8 +97,8 @@ def test_a_sample_is_chosen_by_the_documents_alone(committed: list[str]) -> None
 
 
 def test_the_manifests_thresholds_are_used(committed: list[str]) -> None:
-    found = compared([*committed, "--set", "prepare.0.filter.rules.gopher_quality.min_words=1000"])
-    assert all(sets["gopher_quality"]["documents"] == 0 for sets in found["dialects"].values())
+    comparison = compared([*committed, "--set", "prepare.0.filter.rules.gopher_quality.min_words=1000"])
+    assert all(sets["gopher_quality"]["documents"] == 0 for sets in comparison["dialects"].values())
 
 
 def test_the_table_fits_sixty_columns(committed: list[str]) -> None:

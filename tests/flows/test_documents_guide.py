@@ -1,4 +1,4 @@
-"""Every example of docs/documents.md runs, in the order of the page, in a folder with the files that it names."""
+"""Every example of docs/documents.md runs, in page order, in a folder with the files that it names."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_python(text: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         exec(compile(text, GUIDE.name, "exec"), {})
-    return said.getvalue()
+    return output.getvalue()
 
 
 def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for kind, text in BLOCK.findall(GUIDE.read_text()):
         if kind == "yaml":
             (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif kind == "bash":
-            said |= {line: run_command(line, 60) for line in text.splitlines()}
+            outputs |= {line: run_command(line, 60) for line in text.splitlines()}
         elif kind == "python":
-            said[text] = run_python(text)
-    assert len(said) == 14
-    found = {
+            outputs[text] = run_python(text)
+    assert len(outputs) == 14
+    records = {
         name: json.loads((folder / name / "_documents.json").read_bytes())
         for name in ("kept", "river", "dropped", "for-the-hub")
     }
-    assert {name: one["documents"] for name, one in found.items()} == {
+    assert {name: record["documents"] for name, record in records.items()} == {
         "kept": 11,
         "river": 11,
         "dropped": 2,
@@ -67,8 +67,8 @@ def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
     }
     assert pq.read_table(folder / "dropped")["reason"].to_pylist() == ["near_duplicate", "gopher_quality/min_words"]
     assert len(pq.read_table(folder / "masked.parquet")) == 1
-    [shown] = [text for command, text in said.items() if command.endswith("--only before")]
-    assert shown == "Letter 0: the quiet river and the old garden "
-    [duplicates] = [text for command, text in said.items() if command.endswith("--csv")]
+    [only_before] = [text for command, text in outputs.items() if command.endswith("--only before")]
+    assert only_before == "Letter 0: the quiet river and the old garden "
+    [duplicates] = [text for command, text in outputs.items() if command.endswith("--csv")]
     assert duplicates.splitlines()[0] == "locator,kept"
     assert len(duplicates.splitlines()) == 2

@@ -1,4 +1,4 @@
-"""Documents leave a run: as files, to a store, to the hub; they are shown and asked about in the terminal."""
+"""Export of a run's documents to files, a store and the hub; their display and queries in the terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ engine: {workers: 2, mode: threads}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a manifest, and a store in which its documents are prepared and exported."""
+    """A folder with a manifest, and a store with its prepared and exported documents."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "data").mkdir()
     (folder / "notes").mkdir()
@@ -65,9 +65,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
     (folder / "letters.yaml").write_text(MANIFEST)
-    done = invoke(folder, "run", "--until", "documents", "--no-ui")
-    assert done.exit_code == 0, done.output
-    assert re.search(r"(?m)^files:   .*/documents/letters--\w+/data$", done.output), done.output
+    outcome = invoke(folder, "run", "--until", "documents", "--no-ui")
+    assert outcome.exit_code == 0, outcome.output
+    assert re.search(r"(?m)^files:   .*/documents/letters--\w+/data$", outcome.output), outcome.output
     return folder
 
 
@@ -78,10 +78,10 @@ def invoke(project: Path, verb: str, *arguments: str) -> Result:
 
 
 def asked(project: Path, sql: str) -> list[dict[str, Any]]:
-    done = invoke(project, "query", sql, "--json")
-    assert done.exit_code == 0, done.output
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    outcome = invoke(project, "query", sql, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    rows: list[dict[str, Any]] = json.loads(outcome.stdout)
+    return rows
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -89,22 +89,24 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def exported(project: Path, out: Path, *arguments: str) -> dict[str, Any]:
-    done = invoke(project, "export-documents", "--out", str(out), "--json", *arguments)
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    outcome = invoke(project, "export-documents", "--out", str(out), "--json", *arguments)
+    assert outcome.exit_code == 0, outcome.output
+    record: dict[str, Any] = json.loads(outcome.stdout)
+    return record
 
 
 def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path: Path) -> None:
-    found = exported(project, tmp_path / "out", "--format", "hf", "--shard-size", "3kB")
-    assert (found["is_new"], found["documents"], len(found["files"]) > 1) == (True, 63, True)
+    record = exported(project, tmp_path / "out", "--format", "hf", "--shard-size", "3kB")
+    assert (record["is_new"], record["documents"], len(record["files"]) > 1) == (True, 63, True)
     [stage] = (project / "store" / "documents").iterdir()
-    of_stage, of_command = files_in(stage / "data"), files_in(tmp_path / "out")
-    listed = json.loads(of_command.pop("_documents.json"))
-    assert json.loads(of_stage.pop("_documents.json")) == {key: listed[key] for key in listed if key != "identity"}
-    assert of_stage == of_command
-    assert str(project) not in of_command["README.md"].decode()
-    assert "path: data/*.jsonl" in of_command["README.md"].decode()
+    stage_files, command_files = files_in(stage / "data"), files_in(tmp_path / "out")
+    command_record = json.loads(command_files.pop("_documents.json"))
+    assert json.loads(stage_files.pop("_documents.json")) == {
+        key: command_record[key] for key in command_record if key != "identity"
+    }
+    assert stage_files == command_files
+    assert str(project) not in command_files["README.md"].decode()
+    assert "path: data/*.jsonl" in command_files["README.md"].decode()
     summary = json.loads((stage / "manifest.json").read_bytes())["summary"]
     assert (summary["documents"], summary["funnel"][-1]["kept"]) == (63, 63)
     assert not (project / "store" / "exports").exists()
@@ -113,8 +115,8 @@ def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path:
 def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> None:
     [stage] = (project / "store" / "documents").iterdir()
     card = (stage / "data" / "README.md").read_text()
-    [written] = re.findall(r"```yaml\n(name: .*?)```", card, re.DOTALL)
-    (project / "card.yaml").write_text(written)
+    [card_manifest] = re.findall(r"```yaml\n(name: .*?)```", card, re.DOTALL)
+    (project / "card.yaml").write_text(card_manifest)
     first, again = (make_plan(load_manifest(project / name)) for name in ("letters.yaml", "card.yaml"))
     assert len(again) == 4
     assert {name: node.fingerprint for name, node in again.items()} == {
@@ -125,23 +127,23 @@ def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> Non
 def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(project: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     exported(project, out, "--format", "jsonl")
-    before = {name: (out / name).stat().st_mtime_ns for name in files_in(out)}
+    modification_times = {name: (out / name).stat().st_mtime_ns for name in files_in(out)}
     assert exported(project, out, "--format", "jsonl")["is_new"] is False
-    assert {name: (out / name).stat().st_mtime_ns for name in files_in(out)} == before
-    done = invoke(project, "export-documents", "--out", str(out), "--format", "jsonl", "--dropped")
-    assert (done.exit_code, "already holds another export" in done.output) == (2, True)
+    assert {name: (out / name).stat().st_mtime_ns for name in files_in(out)} == modification_times
+    outcome = invoke(project, "export-documents", "--out", str(out), "--format", "jsonl", "--dropped")
+    assert (outcome.exit_code, "already holds another export" in outcome.output) == (2, True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("mine")
-    done = invoke(project, "export-documents", "--out", str(tmp_path / "mine"), "--format", "hf")
-    assert (done.exit_code, "already holds README.md" in done.output) == (2, True)
+    outcome = invoke(project, "export-documents", "--out", str(tmp_path / "mine"), "--format", "hf")
+    assert (outcome.exit_code, "already holds README.md" in outcome.output) == (2, True)
     assert files_in(tmp_path / "mine") == {"README.md": b"mine"}
 
 
 def test_an_export_that_was_killed_is_resumed(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # a task for each file
+    monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # one task per file
     arguments, out = ["--format", "parquet", "--shard-size", "1kB"], tmp_path / "out"
-    whole = exported(project, tmp_path / "whole", *arguments)
-    killed = subprocess.run(  # one worker: of two, one may have written a file that is not yet recorded
+    uninterrupted = exported(project, tmp_path / "whole", *arguments)
+    process = subprocess.run(  # one worker, since a second may have written a file that is not yet recorded
         [
             sys.executable,
             "-c",
@@ -159,13 +161,13 @@ def test_an_export_that_was_killed_is_resumed(project: Path, tmp_path: Path, mon
         capture_output=True,
         check=False,
     )
-    assert killed.returncode == -9, killed.stderr
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
-    assert 0 < len(before) < len(whole["files"])
+    assert process.returncode == -9, process.stderr
+    modification_times = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
+    assert 0 < len(modification_times) < len(uninterrupted["files"])
     assert not (out / "_documents.json").exists()
-    found = exported(project, out, *arguments)
-    assert (found["identity"], files_in(out)) == (whole["identity"], files_in(tmp_path / "whole"))
-    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    resumed = exported(project, out, *arguments)
+    assert (resumed["identity"], files_in(out)) == (uninterrupted["identity"], files_in(tmp_path / "whole"))
+    assert {name: (out / name).stat().st_mtime_ns for name in modification_times} == modification_times
 
 
 KILLED = """
@@ -184,7 +186,7 @@ main()
 
 
 def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
-    found = exported(
+    record = exported(
         project,
         tmp_path / "some",
         "--format",
@@ -194,16 +196,16 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
         "--where",
         "filter_words > 15 AND source = 'web'",
     )
-    table = pq.read_table(tmp_path / "some" / next(iter(found["files"])))
+    table = pq.read_table(tmp_path / "some" / next(iter(record["files"])))
     assert table.column_names == ["text", "filter_words"]
     assert (
         0
         < len(table)
-        == found["documents"]
+        == record["documents"]
         == len(asked(project, "SELECT id FROM documents WHERE kept AND filter_words > 15 AND source = 'web'"))
     )
-    found = exported(project, tmp_path / "dropped", "--format", "parquet", "--dropped")
-    table = pq.read_table(tmp_path / "dropped" / next(iter(found["files"]))).to_pylist()
+    record = exported(project, tmp_path / "dropped", "--format", "parquet", "--dropped")
+    table = pq.read_table(tmp_path / "dropped" / next(iter(record["files"]))).to_pylist()
     assert [(row["dropped_by"], row["reason"]) for row in table] == [
         ("filter", "gopher_quality/min_words"),
         ("filter-2", "gopher_quality/max_words"),
@@ -211,7 +213,7 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--where", "wrods > 1"], "there is no column 'wrods'"),
         (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
@@ -222,26 +224,28 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
         (["--out", "nosuch://a"], "nosuch://a"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(project: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = invoke(project, "export-documents", "--format", "jsonl", "--out", str(tmp_path / "out"), *arguments)
-    assert (done.exit_code, said in done.output) == (2, True), done.output
+def test_what_is_wrong_is_said_in_one_sentence(
+    project: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    outcome = invoke(project, "export-documents", "--format", "jsonl", "--out", str(tmp_path / "out"), *arguments)
+    assert (outcome.exit_code, message in outcome.output) == (2, True), outcome.output
     assert not (tmp_path / "out").exists()
-    assert "Traceback" not in done.output
+    assert "Traceback" not in outcome.output
 
 
 def test_a_wrong_column_of_the_section_is_found_before_any_work(project: Path, tmp_path: Path) -> None:
-    done = invoke(project, "plan", "--set", "documents.where=wrods > 1", "--set", "documents.columns=[id, nope]")
-    assert done.exit_code == 2
-    assert "there is no column 'nope'" in done.output
-    assert "there is no column 'wrods'" in done.output
+    outcome = invoke(project, "plan", "--set", "documents.where=wrods > 1", "--set", "documents.columns=[id, nope]")
+    assert outcome.exit_code == 2
+    assert "there is no column 'nope'" in outcome.output
+    assert "there is no column 'wrods'" in outcome.output
 
 
 def test_before_anything_is_ingested_the_commands_say_what_to_run(project: Path, tmp_path: Path) -> None:
     manifest, store = str(project / "letters.yaml"), ["--store", str(tmp_path / "store")]
     for verb, *arguments in (["query", "SELECT 1"], ["export-documents", "--format", "hf", "--out", str(tmp_path)]):
-        done = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
-        assert done.exit_code == 2
-        assert re.search(r"ingest is not committed.*run .*--until ingest", done.output), done.output
+        outcome = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
+        assert outcome.exit_code == 2
+        assert re.search(r"ingest is not committed.*run .*--until ingest", outcome.output), outcome.output
 
 
 def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
@@ -262,13 +266,13 @@ def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
 
 
 def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
-    [found] = asked(
+    [totals] = asked(
         project,
         "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS c, "
         "max(NULL::HUGEINT) AS d FROM documents WHERE kept",
     )
     words = [row["filter_words"] for row in asked(project, "SELECT filter_words FROM documents WHERE kept")]
-    assert found == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
+    assert totals == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
 
 
 def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -> None:
@@ -278,8 +282,8 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
     assert max(map(len, table.splitlines())) <= 60
     lines = invoke(project, "query", sql, "--csv").stdout.removesuffix("\n").split("\n")
     assert lines[:2] == ["locator,filter_words", "long,150"]
-    done = invoke(project, "query", sql, "--out", str(tmp_path / "a.parquet"))
-    assert done.stdout.startswith(f"{len(lines) - 1} rows in ")
+    outcome = invoke(project, "query", sql, "--out", str(tmp_path / "a.parquet"))
+    assert outcome.stdout.startswith(f"{len(lines) - 1} rows in ")
     assert pq.read_table(tmp_path / "a.parquet")["locator"].to_pylist() == [line.split(",")[0] for line in lines[1:]]
     many = invoke(project, "query", "SELECT locator FROM documents").stdout
     assert "and 25 more rows" in many
@@ -289,7 +293,7 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "message"),
     [
         ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
         ("SELECT * FROM '{data}'", "disabled by configuration"),
@@ -306,40 +310,40 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
         ("SELECT getenv('HOME')", "getenv"),
     ],
 )
-def test_a_query_only_reads_the_documents(project: Path, tmp_path: Path, sql: str, said: str) -> None:
-    before = files_in(tmp_path)
-    done = invoke(project, "query", sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"))
-    assert (done.exit_code, said in done.output) == (2, True), done.output
-    assert files_in(tmp_path) == before
+def test_a_query_only_reads_the_documents(project: Path, tmp_path: Path, sql: str, message: str) -> None:
+    files_before = files_in(tmp_path)
+    outcome = invoke(project, "query", sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"))
+    assert (outcome.exit_code, message in outcome.output) == (2, True), outcome.output
+    assert files_in(tmp_path) == files_before
 
 
 def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) -> None:
     [row] = asked(project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'")
-    shown = invoke(project, "show", row["id"][:10]).stdout
-    assert "[-ann@letters.org-]{+" in shown
-    assert re.search(r"clean +kept, 1 edit\n", shown)
+    page = invoke(project, "show", row["id"][:10]).stdout
+    assert "[-ann@letters.org-]{+" in page
+    assert re.search(r"clean +kept, 1 edit\n", page)
     assert invoke(project, "show", "mail", "--only", "before").stdout == row["original_text"]
     assert invoke(project, "show", row["id"], "--only", "after").stdout == row["text"]
-    found = json.loads(invoke(project, "show", row["id"], "--json").stdout)
-    assert (found["original_text"], found["edited_text"]) == (row["original_text"], row["text"])
+    record = json.loads(invoke(project, "show", row["id"], "--json").stdout)
+    assert (record["original_text"], record["edited_text"]) == (row["original_text"], row["text"])
     dropped = invoke(project, "show", "short").stdout
     assert "dropped: gopher_quality/min_words" in dropped
     assert "threshold 5" in dropped
-    done = invoke(project, "show", "ffffffff")
-    assert (done.exit_code, "no document has the id, locator or address 'ffffffff'" in done.output) == (2, True)
+    outcome = invoke(project, "show", "ffffffff")
+    assert (outcome.exit_code, "no document has the id, locator or address 'ffffffff'" in outcome.output) == (2, True)
 
 
 def test_no_text_steers_the_terminal(project: Path) -> None:
     sql = "SELECT text FROM documents WHERE locator = 'steering'"
-    for done in (
+    for outcome in (
         invoke(project, "show", "steering"),
         invoke(project, "explain", "steering", "--text"),
         invoke(project, "explain", "steering"),
         invoke(project, "query", sql),
     ):
-        assert done.exit_code == 0
-        assert not set(done.stdout) & set("\x1b\x07\x9b\u202e"), done.stdout
-        assert "\u241b[31mred\u2407" in done.stdout
+        assert outcome.exit_code == 0
+        assert not set(outcome.stdout) & set("\x1b\x07\x9b\u202e"), outcome.stdout
+        assert "\u241b[31mred\u2407" in outcome.stdout
     assert not set(invoke(project, "query", sql, "--json").stdout) & set("\x1b\x07\x9b\u202e")
     assert asked(project, sql)[0]["text"].count(STEERING) == 1
     assert visible("a\tb\nc\rd\x7f\x85") == "a\tb\nc\u240dd\u2421<85>"
@@ -347,7 +351,7 @@ def test_no_text_steers_the_terminal(project: Path) -> None:
 
 @pytest.fixture(scope="module")
 def object_store() -> Iterator[dict[str, str]]:
-    """The environment by which a stand-in for S3 is reached, with a bucket `bucket`."""
+    """Environment variables of a fake S3 server with a bucket `bucket`."""
     pytest.importorskip("moto")
     boto3 = pytest.importorskip("boto3")
     from moto.server import ThreadedMotoServer
@@ -368,7 +372,7 @@ def object_store() -> Iterator[dict[str, str]]:
 
 
 def publish(project: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, whose libraries read their addresses as they are imported."""
+    """Run the command in a separate process, whose libraries read their addresses at import."""
     return subprocess.run(
         [
             sys.executable,
@@ -393,8 +397,8 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
     import boto3
 
     arguments = ["--format", "hf", "--shard-size", "3kB"]
-    done = publish(project, object_store, *arguments, "--out", "s3://bucket/sets/letters")
-    assert done.returncode == 0, done.stderr
+    process = publish(project, object_store, *arguments, "--out", "s3://bucket/sets/letters")
+    assert process.returncode == 0, process.stderr
     exported(project, tmp_path / "out", *arguments)
     client = boto3.client(
         "s3",
@@ -408,7 +412,7 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
         key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in keys
     }
     assert stored == files_in(tmp_path / "out")
-    assert SECRET not in done.stdout + done.stderr + "".join(map(repr, stored.values()))
+    assert SECRET not in process.stdout + process.stderr + "".join(map(repr, stored.values()))
 
 
 def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path, tmp_path: Path) -> None:
@@ -420,8 +424,8 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        done = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
-        assert done.returncode == 0, done.stderr
+        process = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
+        assert process.returncode == 0, process.stderr
         again = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
         other = publish(project, environment, *arguments, "--dropped", "--out", "hf://datasets/ann/letters")
     exported(project, tmp_path / "out", *arguments)
@@ -429,22 +433,22 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
     assert stored == files_in(tmp_path / "out")
     assert hub.private == {"ann/letters"}
     assert hub.tokens == {SECRET}
-    assert hub.commits[-1] == ["_documents.json"]  # last: before it, the data set is not whole
+    assert hub.commits[-1] == ["_documents.json"]  # last: the data set is incomplete before it
     assert "nothing changed" in again.stdout
     assert (other.returncode, "already holds another export" in other.stderr) == (2, True)
-    said = "".join(one.stdout + one.stderr for one in (done, again, other))
-    assert SECRET not in said + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))
+    output = "".join(published.stdout + published.stderr for published in (process, again, other))
+    assert SECRET not in output + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))
 
 
 def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> None:
     shutil.copytree(project / "store", tmp_path / "store")
-    [filtered] = (tmp_path / "store" / "filter").iterdir()
-    shutil.rmtree(filtered)
-    done = CliRunner().invoke(
+    [filter_folder] = (tmp_path / "store" / "filter").iterdir()
+    shutil.rmtree(filter_folder)
+    outcome = CliRunner().invoke(
         app,
         ["query", str(project / "letters.yaml"), "DESCRIBE documents", "--json", "--store", str(tmp_path / "store")],
     )
-    names = [row["column_name"] for row in json.loads(done.stdout)]
+    names = [row["column_name"] for row in json.loads(outcome.stdout)]
     assert "clean_mask_email" in names
     assert "filter_words" not in names
     assert "words" not in names
