@@ -1,4 +1,4 @@
-"""Early cutoff: a rebuilt output with the bytes of an earlier one takes its identity, so that later stages stay."""
+"""Early cutoff: a rebuilt output with an earlier output's bytes takes its identity, so that later stages are reused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N = 3
 
 @pytest.fixture
 def upgraded(toy_runner: Make) -> Callable[..., Runner]:
-    """Runner of `first` and `second` with other versions of these stages, opened as a command opens a plan."""
+    """Return a factory for runners of `first` and `second` with other stage versions, opened as a command opens a plan."""
 
     def make(**versions: int) -> Runner:
         runner = toy_runner(first={"n": N}, second={})
@@ -63,30 +63,30 @@ def record_of(runner: Runner) -> RunRecord:
 
 @pytest.mark.slow
 def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: Make) -> None:
-    before = upgraded()
-    assert run(before) == ["Completed", "Completed"]
-    after = upgraded(first=2)
-    assert run(after) == ["Completed", "Cached"]
-    assert after.plan["first"].fingerprint != before.plan["first"].fingerprint
-    assert after.plan["first"].identity == before.plan["first"].fingerprint
-    assert after.plan["second"].fingerprint == before.plan["second"].fingerprint
+    original = upgraded()
+    assert run(original) == ["Completed", "Completed"]
+    rebuilt = upgraded(first=2)
+    assert run(rebuilt) == ["Completed", "Cached"]
+    assert rebuilt.plan["first"].fingerprint != original.plan["first"].fingerprint
+    assert rebuilt.plan["first"].identity == original.plan["first"].fingerprint
+    assert rebuilt.plan["second"].fingerprint == original.plan["second"].fingerprint
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
     third = upgraded(first=3)
     assert run(third) == ["Completed", "Cached"]
-    assert third.plan["first"].identity == before.plan["first"].fingerprint, "an alias of an alias names the first"
+    assert third.plan["first"].identity == original.plan["first"].fingerprint, "an alias of an alias names the first"
 
 
 @pytest.mark.slow
 def test_later_stages_of_a_rebuilt_output_with_another_byte_run_again(
     upgraded: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = upgraded()
-    run(before)
+    original = upgraded()
+    run(original)
     monkeypatch.setenv("TOY_END", "\n")
-    after = upgraded(first=2)
-    assert run(after) == ["Completed", "Completed"]
-    assert after.plan["first"].alias == ""
-    assert after.plan["second"].fingerprint != before.plan["second"].fingerprint
+    rebuilt = upgraded(first=2)
+    assert run(rebuilt) == ["Completed", "Completed"]
+    assert rebuilt.plan["first"].alias == ""
+    assert rebuilt.plan["second"].fingerprint != original.plan["second"].fingerprint
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     def killed(folder: StageFolder, content: bytes) -> bool:
         raise KeyboardInterrupt
 
-    # The commit is decided, its manifest not yet written: whoever comes next publishes it.
+    # The commit is decided but its manifest is not yet written: the next run publishes it.
     monkeypatch.setattr(StageFolder, "publish", killed)
     with pytest.raises(KeyboardInterrupt):
         upgraded(first=2).run_stage("first")
@@ -115,11 +115,11 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
 @pytest.mark.slow
 def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
     run(upgraded())
-    one, two = upgraded(first=2), upgraded(first=2)
-    one.run_stage("first")
-    assert two.plan["second"].fingerprint != one.plan["second"].fingerprint
-    assert run(two) == ["Cached", "Cached"]
-    assert two.plan["second"].fingerprint == one.plan["second"].fingerprint
+    first_host, second_host = upgraded(first=2), upgraded(first=2)
+    first_host.run_stage("first")
+    assert second_host.plan["second"].fingerprint != first_host.plan["second"].fingerprint
+    assert run(second_host) == ["Cached", "Cached"]
+    assert second_host.plan["second"].fingerprint == first_host.plan["second"].fingerprint
 
 
 @pytest.mark.slow
@@ -135,10 +135,12 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     assert record.content["stages"]["second"]["fingerprint"] == old.plan["second"].fingerprint
     assert collect(new.store, keep_runs=1, delete=True) == []
     assert old.folder("first").state() == "committed"
-    run(other := upgraded(first=4, second=2))
-    record_of(other).save()
+    run(upgraded_again := upgraded(first=4, second=2))
+    record_of(upgraded_again).save()
     (removed,) = [path for path, _ in collect(new.store, keep_runs=1, delete=False) if path.parent.name == "first"]
-    assert removed == new.folder("first").path, "the alias that no run names goes; what another alias names stays"
+    assert removed == new.folder("first").path, (
+        "gc removes an alias that no run names, but keeps the output of another alias"
+    )
 
 
 @pytest.mark.slow

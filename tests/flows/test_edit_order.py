@@ -1,4 +1,4 @@
-"""Stages that edit are applied in the order of the manifest, whatever their names: in tokens as in `explain`."""
+"""Editing stages apply in manifest order, whatever their names, in tokens as in `explain`."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def words(random_: random.Random, vocabulary: list[str], number: int) -> str:
 
 
 def write_project(folder: Path, random_: random.Random) -> list[str]:
-    """Write documents that every editing stage changes, some of the same places, and return the evaluation items."""
+    """Write documents whose passages several editing stages change, and return the evaluation items."""
     items = [words(random_, EXTRA + ENGLISH, 14) for _ in range(6)]
     boilerplate = [words(random_, ENGLISH, 7) for _ in range(3)]
     passages = [
         f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and {words(random_, ENGLISH, 9)}" for n in range(3)
     ]
-    # What stands in two documents runs across an item and a line of boilerplate, so that edits would overlap.
+    # Passages of two documents span an item and a line of boilerplate, so that edits would overlap.
     tangled = [
         f"{words(random_, ENGLISH, 6)} {item} {words(random_, ENGLISH, 6)}\n\n\n{line}"
         for item, line in zip(items, itertools.cycle(boilerplate), strict=False)
@@ -60,7 +60,9 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
         parts = [words(random_, ENGLISH, random_.randint(8, 20)) for _ in range(6)]
         parts += [words(random_, GERMAN, 12) for _ in range(random_.randint(0, 2))]
         parts += random_.sample(boilerplate, 1)
-        parts += [f"{words(random_, ENGLISH, 4)} {one}" for one in random_.sample(passages, random_.randint(0, 2))]
+        parts += [
+            f"{words(random_, ENGLISH, 4)} {passage}" for passage in random_.sample(passages, random_.randint(0, 2))
+        ]
         parts += [tangled[number % len(tangled)]] if number < 2 * len(tangled) else []
         random_.shuffle(parts)
         lines.append(json.dumps({"text": random_.choice(["\n", "\n\n\n"]).join(parts)}))
@@ -70,7 +72,7 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
 
 
 def train_languages(folder: Path, random_: random.Random) -> Path:
-    """A small model of two languages."""
+    """Train a small model of two languages."""
     lines = [
         f"__label__{label} {words(random_, vocabulary, random_.randint(5, 15))}\n"
         for label, vocabulary in (("en", ENGLISH + EXTRA), ("de", GERMAN))
@@ -119,7 +121,7 @@ def write_manifest(folder: Path, order: list[str]) -> str:
 
 
 def run_here(session: Session) -> None:
-    """Run all stages in this process, each told by its `stage.json` alone."""
+    """Run all stages in this process, each from its `stage.json` alone."""
     runner = Runner(session.store, session.plan, session.manifest.name, session.manifest.engine, Silent(), "gristmill")
     for name, node in session.plan.items():
         folder = runner.folder(name)
@@ -132,16 +134,16 @@ def run_here(session: Session) -> None:
 def edited_one_after_another(
     inputs: Mapping[str, Path], order: list[str], shard: str
 ) -> list[tuple[bytes, str | None]]:
-    """What a plain program makes of a shard: id, and the text where every stage kept it."""
+    """Return the ids of a shard with the texts after plain sequential edits; None if a stage dropped it."""
     documents = read_table(inputs["ingest"] / shard, ["id", "text"]).to_pylist()
     texts: list[bytes | None] = [document["text"].encode() for document in documents]
     for stage in order:
-        for row, judged in enumerate(read_table(inputs[stage] / shard).to_pylist()):
+        for row, verdict in enumerate(read_table(inputs[stage] / shard).to_pylist()):
             text = texts[row]
-            if text is None or not judged["keep"]:
+            if text is None or not verdict["keep"]:
                 texts[row] = None
                 continue
-            for edit in reversed(judged["edits"] or []):
+            for edit in reversed(verdict["edits"] or []):
                 text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
             texts[row] = text
     return [
@@ -176,22 +178,24 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
     run_here(session)
     inputs = committed_inputs(session, session.plan)
     recipes = {name: node.recipe for name, node in session.plan.items()}
-    edited = dict.fromkeys(order, 0)
+    edit_counts = dict.fromkeys(order, 0)
     for shard in shard_names(inputs["ingest"]):
         decoded = tokens_as_text(inputs, shard)
         expected = edited_one_after_another(inputs, order, shard)
-        assert decoded == {one: text for one, text in expected if text is not None}
-        judged = judgements(recipes, inputs, shard, range(len(expected)))
-        for found, (one, text) in zip(judged, expected, strict=True):
-            assert [verdict["stage"] for verdict in found["stages"]] == order[: len(found["stages"])]
-            for verdict in found["stages"]:
-                edited[verdict["stage"]] += "edits" in verdict
+        assert decoded == {document_id: text for document_id, text in expected if text is not None}
+        explained = judgements(recipes, inputs, shard, range(len(expected)))
+        for explanation, (document_id, text) in zip(explained, expected, strict=True):
+            assert [verdict["stage"] for verdict in explanation["stages"]] == order[: len(explanation["stages"])]
+            for verdict in explanation["stages"]:
+                edit_counts[verdict["stage"]] += "edits" in verdict
             if text is not None:
-                assert (found["id"], found["characters"]) == (one.hex(), len(text))
-                assert text.startswith(found["excerpt"])
+                assert (explanation["id"], explanation["characters"]) == (document_id.hex(), len(text))
+                assert text.startswith(explanation["excerpt"])
         assert not [item for item in items for text in decoded.values() if item in text], "items are left in the tokens"
         assert not [text for text in decoded.values() if "@" in text], "addresses are left in the tokens"
-    assert min(edited.values()) > 0, f"{edited}: a stage had nothing to edit, so that its order was not tested"
+    assert min(edit_counts.values()) > 0, (
+        f"{edit_counts}: a stage had nothing to edit, so that its order was not tested"
+    )
 
 
 def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(tmp_path: Path) -> None:
@@ -200,14 +204,14 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(t
     manifest = write_manifest(tmp_path, ["dedup_substrings", "decontaminate", "clean"])
     session = open_session(manifest, [], str(tmp_path / "store"), "tokenize")
     runner = Runner(session.store, session.plan, "edits", session.manifest.engine, Silent(), "gristmill")
-    told, stages = (
+    description, stages = (
         runner.describe(session.plan["tokenize"]),
         ["ingest", "dedup_substrings", "decontaminate", "clean", "tokenizer"],
     )
-    write_json(tmp_path / "stage.json", told)
+    write_json(tmp_path / "stage.json", description)
     written = read_json(tmp_path / "stage.json")
     assert list(read_inputs(written)) == stages
-    assert [one["stage"] for one in written["input_fingerprints"]] == stages
+    assert [entry["stage"] for entry in written["input_fingerprints"]] == stages
     assert written["edits"] == ["dedup_substrings", "decontaminate", "clean"]
 
 

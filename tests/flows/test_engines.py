@@ -1,4 +1,4 @@
-"""Every engine prepares, tokenises and mixes one corpus to the same bytes, also where a worker is killed meanwhile."""
+"""Every engine prepares, tokenizes and mixes one corpus to the same bytes, even if a worker is killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the local runner makes of it with one worker."""
+    """Output of the local runner with one worker."""
     stages: list[str] = []
     files = run_stages(manifest, tmp_path_factory.mktemp("local"), stages.append, workers=1)
     assert stages == STAGES
@@ -48,22 +48,24 @@ def expected(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
     name: str, manifest: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workers, which are the same for all stages here, are asked once whether they see the store."""
-    meet = cluster_retry.meet_workers
-    monkeypatch.setattr(cluster_retry, "meet_workers", lambda context: meet(replace(context, work=tmp_path / "probe")))
-    kill = manifest.with_name("kill")
+    """Its workers, shared by all stages here, prove only once that they see the store."""
+    meet_workers = cluster_retry.meet_workers
+    monkeypatch.setattr(
+        cluster_retry, "meet_workers", lambda context: meet_workers(replace(context, work=tmp_path / "probe"))
+    )
+    kill_file = manifest.with_name("kill")
 
     def kill_one(stage: str) -> None:
         if stage == "annotate":
-            kill.touch()
+            kill_file.touch()
 
     try:
         with running(name, tmp_path) as cluster:
-            if name == "flink-external":  # which starts a worker for each job in each slot; the bench has a job in both
+            if name == "flink-external":  # starts a worker for each job in each slot; the bench has a job in both
                 cluster.engine["options"]["parallelism"] = 1
             assert (
                 run_stages(manifest, tmp_path, kill_one, **cluster.engine, worker_seconds=PATIENCE_SECONDS) == expected
             )
     except MissingEngineError as error:
         pytest.skip(str(error))
-    assert not kill.exists()  # which the worker that was killed removes
+    assert not kill_file.exists()  # removed by the killed worker

@@ -126,9 +126,9 @@ def test_red_teams_are_evaluated_alone_and_beside_tasks(folder: Path, team: Path
     assert sets["advbench"]["measures"]["refused"]["all"]["value"] == 0.0
     assert sets["xstest"]["measures"]["over_refused"]["all"]["units"] == 1
     team.write_text(RED_TEAM + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n")
-    both = evaluate(folder, team)
-    assert both["red_team"] == alone["red_team"]
-    assert both["lines"]["items"] == 1
+    combined = evaluate(folder, team)
+    assert combined["red_team"] == alone["red_team"]
+    assert combined["lines"]["items"] == 1
 
 
 def test_the_chat_template_is_applied_to_prompts_of_red_teams(folder: Path, team: Path) -> None:

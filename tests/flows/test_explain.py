@@ -1,4 +1,4 @@
-"""What `explain` says about edits, and what `bench` keeps."""
+"""Edits and whole texts in the output of `explain`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
     write_table(inputs["ingest"] / SHARD, documents)
     rows = np.array([0])
     for stage, edits in (("clean", [(0, 9, ""), (12, 24, "<EMAIL>")]), ("decontaminate", [(3, 10, "you")])):
-        seen = read_documents(inputs, SHARD)
-        table, _ = annotate(seen, rows, rows, [None], {"edits": edits_array([edits])})
+        stage_documents = read_documents(inputs, SHARD)
+        table, _ = annotate(stage_documents, rows, rows, [None], {"edits": edits_array([edits])})
         inputs[stage] = tmp_path / stage
         write_table(inputs[stage] / SHARD, table)
     assert read_documents(inputs, SHARD)["text"].to_pylist() == ["à you. Menu"]

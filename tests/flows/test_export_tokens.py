@@ -1,4 +1,4 @@
-"""`gristmill export-tokens`, on a store whose mixture is committed."""
+"""`gristmill export-tokens` on a store with a committed mixture."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def mix(tmp_path: Path) -> Path:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any) -> None:
-    """Let the command find these committed stages and this plan."""
+    """Patch the command to see these committed stages and this plan."""
     manifest = SimpleNamespace(seed=4)
     session = SimpleNamespace(plan=plan, manifest=manifest, command=lambda *words: " ".join(("gristmill", *words)))
-    monkeypatch.setattr(data_commands, "open_or_exit", lambda *given: session)
-    monkeypatch.setattr(export_tokens, "committed_inputs", lambda *given: committed)
+    monkeypatch.setattr(data_commands, "open_or_exit", lambda *arguments: session)
+    monkeypatch.setattr(export_tokens, "committed_inputs", lambda *arguments: committed)
 
 
 def invoke(*arguments: str) -> Any:
@@ -66,13 +66,13 @@ def test_rows_are_written_in_the_order_that_pre_training_reads_them(
 ) -> None:
     opened(monkeypatch, {"mix": mix}, pretrain=SimpleNamespace(config={"seed": 9}))
     packed = PackedSet(mix)
-    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"))
-    assert done.exit_code == 0, done.output
-    assert "96 tokens of 12 document pieces in 12 rows, order trained, uint16" in done.output
+    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"))
+    assert outcome.exit_code == 0, outcome.output
+    assert "96 tokens of 12 document pieces in 12 rows, order trained, uint16" in outcome.output
     written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
     assert np.array_equal(written, packed.read(packed.order(9).rows(np.arange(12))))
-    done = invoke("--format", "memmap", "--out", str(tmp_path / "stored"), "--order", "stored", "--json")
-    assert json.loads(done.output)["order"] == "stored"
+    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "stored"), "--order", "stored", "--json")
+    assert json.loads(outcome.output)["order"] == "stored"
     written = np.fromfile(tmp_path / "stored" / "train.bin", dtype="<u2").reshape(12, LENGTH)
     assert np.array_equal(written, packed.read(np.arange(12)))
 
@@ -81,8 +81,8 @@ def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {"mix": mix})
-    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--json")
-    assert (done.exit_code, json.loads(done.output)["order"]) == (0, "trained")
+    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--json")
+    assert (outcome.exit_code, json.loads(outcome.output)["order"]) == (0, "trained")
     written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
     packed = PackedSet(mix)
     assert np.array_equal(written, packed.read(packed.order(4).rows(np.arange(12))))
@@ -90,12 +90,12 @@ def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path) -> None:
     opened(monkeypatch, {})
-    done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
-    assert (done.exit_code, done.output) == (2, "the mixture is not packed yet; run: gristmill run --until mix\n")
+    outcome = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
+    assert (outcome.exit_code, outcome.output) == (2, "the mixture is not packed yet; run: gristmill run --until mix\n")
     opened(monkeypatch, {"mix": mix})
-    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation")
-    assert done.exit_code == 2
-    assert "no rows of this split to export" in done.output
+    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation")
+    assert outcome.exit_code == 2
+    assert "no rows of this split to export" in outcome.output
 
 
 def test_the_formats_of_the_command_are_those_that_there_are() -> None:

@@ -1,4 +1,4 @@
-"""A wrong name in `where` is told before anything runs."""
+"""Wrong names in `where` are rejected before anything runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "named"),
+    ("where", "message"),
     [
         ("random() < 0.5", "the function random is not allowed"),
         ("row_number() OVER () < 10", "a window function"),
@@ -47,25 +47,25 @@ def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
         ("tokens > today()", "the function today"),
     ],
 )
-def test_what_is_no_function_of_the_document_is_refused_with_its_line(tmp_path: Path, where: str, named: str) -> None:
-    with pytest.raises(ManifestError, match=rf"m\.yaml:6: sources\.web\.where: .*{named}"):
+def test_what_is_no_function_of_the_document_is_refused_with_its_line(tmp_path: Path, where: str, message: str) -> None:
+    with pytest.raises(ManifestError, match=rf"m\.yaml:6: sources\.web\.where: .*{message}"):
         opened(tmp_path, where)
 
 
 @pytest.mark.parametrize(
-    ("keep", "named"),
+    ("keep", "message"),
     [
         ("[language_score desc, length desc]", "there is no column 'language_score'"),
         ("[length asc]", "'length asc' is not a column name"),
     ],
 )
 def test_a_survivor_is_chosen_by_what_is_measured_before_and_a_wrong_name_is_told_before_any_work(
-    tmp_path: Path, keep: str, named: str
+    tmp_path: Path, keep: str, message: str
 ) -> None:
     (tmp_path / "web.txt").write_text("a text")
     text = MANIFEST.format(where="tokens > 3").replace("  - quality:", f"  - dedup: {{keep: {keep}}}\n  - quality:")
     (tmp_path / "m.yaml").write_text(text)
-    with pytest.raises(ManifestError, match=rf"m\.yaml:9: prepare\S*dedup\S*: {named}"):
+    with pytest.raises(ManifestError, match=rf"m\.yaml:9: prepare\S*dedup\S*: {message}"):
         open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
     (tmp_path / "m.yaml").write_text(text.replace(keep, "[words desc, length desc]"))
     open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))

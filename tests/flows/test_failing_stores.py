@@ -1,4 +1,4 @@
-"""A run in an object store whose network fails, whose owner is paused, or whose driver died on another host."""
+"""Runs in an object store whose network fails, whose owner is paused, or whose driver died on another host."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ANOTHER = {"host": "another", "machine": "another", "boot": "of another host", "
 
 @pytest.fixture
 def far(toy_runner: Callable[..., Runner], outage: Outage, tmp_path: Path) -> Runner:
-    """Two toy stages in a store of this test's own."""
-    made = toy_runner(first={"n": 4}, second={})
+    """Two toy stages in an object store of this test."""
+    local_runner = toy_runner(first={"n": 4}, second={})
     return Runner(
         Store.at(f"s3://{BUCKET}/{tmp_path.name}"),
-        made.plan,
-        made.name,
-        made.engine,
-        made.observer,
-        made.resume_command,
+        local_runner.plan,
+        local_runner.name,
+        local_runner.engine,
+        local_runner.observer,
+        local_runner.resume_command,
     )
 
 
@@ -45,9 +45,9 @@ def squares(runner: Runner) -> list[bytes]:
 @pytest.mark.slow
 def test_a_store_that_refuses_everything_for_a_while_costs_only_time(far: Runner, outage: Outage) -> None:
     far.run_stage("first")
-    outage.begins_with, outage.refusals = "/data/1.txt", 8  # fewer than the tries of a single request in its time
+    outage.begins_with, outage.refusals = "/data/1.txt", 8  # fewer than the attempts of a single request
     far.run_stage("second")
-    assert outage.refused == 8, "the outage was in the midst of the stage"
+    assert outage.refused == 8, "the outage happened during the stage"
     assert squares(far) == [b"0", b"1", b"4", b"9"]
     assert far.folder("second").state() == "committed"
 
@@ -70,28 +70,32 @@ def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_wha
         text=True,
         start_new_session=True,
     ) as process:
-        wait_for(lambda: outage.refused > 3, "the outage in the midst of the stage")
+        wait_for(lambda: outage.refused > 3, "the outage during the stage")
         process.send_signal(number)
-        said = process.communicate(timeout=120)[0]
-    assert process.returncode == 130, said
-    last = " ".join(said.split("interrupted while", 1)[1].split())
-    assert last.startswith(f"the store {store} could not be reached; not written: "), said
-    assert "lease/1.done" in last, said
-    assert "resume with: " in last, said
-    assert "Traceback" not in said
+        output = process.communicate(timeout=120)[0]
+    assert process.returncode == 130, output
+    message = " ".join(output.split("interrupted while", 1)[1].split())
+    assert message.startswith(f"the store {store} could not be reached; not written: "), output
+    assert "lease/1.done" in message, output
+    assert "resume with: " in message, output
+    assert "Traceback" not in output
     outage.refusals = 0
-    for place in (store, str(tmp_path / "here")):
-        again = subprocess.run([*command, "--store", place], capture_output=True, text=True, timeout=200)
+    for store_address in (store, str(tmp_path / "here")):
+        again = subprocess.run([*command, "--store", store_address], capture_output=True, text=True, timeout=200)
         assert again.returncode == 0, again.stdout + again.stderr
-    far, here = (one for place in (store, str(tmp_path / "here")) for one in (as_path(place) / "ingest").iterdir())
-    assert read_json(far / "manifest.json")["files"] == read_json(here / "manifest.json")["files"]
+    remote_folder, local_folder = (
+        stage_folder
+        for store_address in (store, str(tmp_path / "here"))
+        for stage_folder in (as_path(store_address) / "ingest").iterdir()
+    )
+    assert read_json(remote_folder / "manifest.json")["files"] == read_json(local_folder / "manifest.json")["files"]
 
 
 @pytest.mark.slow
 def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
     far: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease is there, its heartbeat stands still, and half of its shards are done."""
+    """Its lease exists, its heartbeat stands still, and half of its shards are done."""
     far.run_stage("first")
     folder = far.folder("second")
     write_json(folder.path / "lease" / "1.json", ANOTHER)
@@ -111,19 +115,19 @@ def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
 def test_an_owner_that_was_paused_past_its_lease_commits_nothing(
     outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wakes up when another host has taken over: the store itself lets one of them commit."""
+    """It resumes after another host took over; the store lets only one of them commit."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
     folder = as_path(f"s3://{BUCKET}/{tmp_path.name}/lease")
     paused = acquire(folder, lambda owner: None, lambda: True)
     assert paused is not None
     monkeypatch.setattr(leases, "is_here", lambda owner: False)
-    taken = acquire(folder, lambda owner: None, lambda: True)
-    assert taken is not None
-    assert taken.number == 2
+    new_lease = acquire(folder, lambda owner: None, lambda: True)
+    assert new_lease is not None
+    assert new_lease.number == 2
     with pytest.raises(LeaseLostError, match="taken over by another run; this attempt's work is not committed"):
         paused.commit(b"mine")
     with pytest.raises(LeaseLostError, match="taken over by another run; this attempt stops"):
         paused.check()
-    taken.commit(b"theirs")
+    new_lease.commit(b"theirs")
     assert (folder / "2.commit").read_bytes() == b"theirs"

@@ -1,7 +1,7 @@
-"""Manifests of earlier versions keep the fingerprints of all their stages, so that stores stay of use.
+"""Manifests of earlier versions keep the fingerprints of all their stages, so that stores stay usable.
 
-`fingerprints.json` has what the manifests below were given. Where the meaning of a stage's output changes, its version
-is raised and the file is written again: `python -m tests.flows.test_fingerprints > tests/flows/fingerprints.json`.
+`fingerprints.json` has the fingerprints of the manifests below. If the meaning of a stage's output changes, raise its
+version and write the file again: `python -m tests.flows.test_fingerprints > tests/flows/fingerprints.json`.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ DEMO_OVERRIDES = [
     "sft.data.0.path=chat.jsonl",
     "dpo.data.0.path=pairs.jsonl",
 ]
-"""The demo reads what the machine's own Python carries, which differs from one to the next."""
+"""Fixed sources for the demo, which otherwise reads files of the machine's own Python."""
 MANIFESTS = {
     "everything": (EVERYTHING, []),
     "others": (OTHERS, []),
@@ -208,7 +208,7 @@ MANIFESTS = {
 
 
 def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:
-    """One of the manifests over the same files in a folder: its plan, and how its work is done."""
+    """Return the plan and the engine of a manifest over the same files in a folder."""
     for name, content in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:
 
 
 def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
-    """Stage -> fingerprint of one of the manifests."""
+    """Return the fingerprints of a manifest by stage."""
     return {name: node.fingerprint for name, node in planned(folder, manifest)[0].items()}
 
 
@@ -233,7 +233,8 @@ def test_every_stage_of_an_earlier_manifest_keeps_its_fingerprint(manifest: str,
 
 def test_the_manifests_have_every_stage_between_them() -> None:
     names = {stage for stages in json.loads(GOLDEN.read_text()).values() for stage in stages}
-    assert {name.partition("-")[0] for name in names} == set(STAGES)  # a set of examples: examples-NAME
+    # the stage of a set of examples is named examples-NAME
+    assert {name.partition("-")[0] for name in names} == set(STAGES)
 
 
 if __name__ == "__main__":
@@ -248,21 +249,21 @@ def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(tmp_path:
     for ngrams in ({"kenlm": str(tmp_path / "m.arpa")}, {"ngram": {"sources": ["a"]}}):
         section = Quality.model_validate({"perplexity": ngrams})
         recipes.append(step_recipe(STAGES["quality"], section, load_manifest(str(DEMO)), False)[0]["perplexity"])
-    assert [one.get("scored_by") for one in recipes] == ["kenlm", None]
+    assert [recipe.get("scored_by") for recipe in recipes] == ["kenlm", None]
 
 
 def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(tmp_path: Path) -> None:
     """Their scores differ in the last digits from those of earlier versions."""
     (tmp_path / "m.bin").write_bytes(b"a model")
-    given, manifest = {"model": str(tmp_path / "m.bin")}, load_manifest(str(DEMO))
+    pretrained, manifest = {"model": str(tmp_path / "m.bin")}, load_manifest(str(DEMO))
 
     def recipe(stage: str, section: Judging) -> dict[str, Any]:
         return step_recipe(STAGES[stage], section, manifest, False)[0]
 
-    for classifier in (given, {"positive": ["a"], "negative": ["b"]}):
+    for classifier in (pretrained, {"positive": ["a"], "negative": ["b"]}):
         section = Quality.model_validate({"classifier": classifier})
         assert recipe("quality", section)["classifier"]["summed_by"] == "product"
-    toxic = {"toxicity": {**given, "label": "__label__toxic"}}
+    toxic = {"toxicity": {**pretrained, "label": "__label__toxic"}}
     rules = recipe("filter", Filter.model_validate({"rules": toxic, "by_language": {"de": {}}}))
     assert rules["rules"]["toxicity"]["summed_by"] == rules["by_language"]["de"]["toxicity"]["summed_by"] == "product"
 
@@ -275,14 +276,17 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
     )
     configured = STAGES["sft_prepare"].configure
     assert configured is not None
-    found = configured(load_manifest(str(tmp_path / "m.yaml")), False)
-    assert found is not None
-    assert [step["version"] for step in found[0]["prepare"]] == [STAGES["langid"].version, STAGES["filter"].version]
-    assert "version" not in found[1]["prepare"][0]
+    configuration = configured(load_manifest(str(tmp_path / "m.yaml")), False)
+    assert configuration is not None
+    assert [step["version"] for step in configuration[0]["prepare"]] == [
+        STAGES["langid"].version,
+        STAGES["filter"].version,
+    ]
+    assert "version" not in configuration[1]["prepare"][0]
 
 
 def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(tmp_path: Path) -> None:
-    """The question that comes with gristmill is named in the recipe of a judge, and is no setting of it."""
+    """The built-in question of a judge is named in its recipe but is not one of its settings."""
     steps = [
         node
         for manifest in ("everything", "asked")
@@ -299,6 +303,6 @@ def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_bes
     )
     configured = STAGES["dpo_prepare"].configure
     assert configured is not None
-    recipe, told = configured(load_manifest(str(tmp_path / "m.yaml")), False) or ({}, {})
+    recipe, settings = configured(load_manifest(str(tmp_path / "m.yaml")), False) or ({}, {})
     assert recipe["prepare"][0]["judge_pairs"]["question"]
-    ExampleStep.model_validate({key: value for key, value in told["prepare"][0].items() if value is not None})
+    ExampleStep.model_validate({key: value for key, value in settings["prepare"][0].items() if value is not None})
