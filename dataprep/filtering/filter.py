@@ -1,8 +1,8 @@
-"""The stage `filter`: heuristic rules drop documents, and every value that they looked at is written down.
+"""The stage `filter`: heuristic rules drop documents, and every value that they examined is recorded.
 
-Rules that differ by language (`by_language`) judge the documents of each language together, so that the kernels have
-as many texts at a time as without. A rule of a language has a name of its own, `de/gopher_quality/min_words`; what the
-general rules drop has theirs.
+Rules that differ by language (`by_language`) judge the documents of each language together, so that the kernels get as
+many texts at a time as without. A language's rule has its own name, `de/gopher_quality/min_words`; general rules keep
+theirs.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filte
 from gristmill.mixtures.steps.rules import Rules
 
 UNLISTED = "unlisted_language"
-"""The reason of `unlisted: drop`, and what the counts by language call documents that pass unjudged."""
+"""Reason of `unlisted: drop`, and the key of documents that pass unjudged in the counts by language."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Judge every kept document by the configured rules.
 
     Writes one annotation table per document shard, with a column for each statistic of a configured rule set (see
-    `rule_sets.py`), null where a document was not judged. With `by_language` all of them are float64, and
-    `rules_language` says whose rules judged a document.
+    `rule_sets.py`), null for documents that were not judged. With `by_language` all of them are float64, and
+    `rules_language` names the rules that judged a document.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `filter` section (`mixtures.steps.filter.Filter`).
 
     Returns:
-        `counts`; `rules`: per rule how many documents fail it, and fail only it; `histograms`: per statistic;
-        `histograms_by_source`: per source and statistic; with `by_language` also `by_language`: whose rules ->
-        documents that they `read` and `kept`.
+        `counts`; `rules`: per rule the number of documents that fail it, and that fail only it; `histograms`: per
+        statistic; `histograms_by_source`: per source and statistic; with `by_language` also `by_language`: entry ->
+        number of documents `read` and `kept`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -83,42 +83,43 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
     """Judge one document shard and write its annotations."""
     section = Filter.model_validate(config)
-    of_language = ["language", "script"] if section.by_language else []
-    wanted = dict.fromkeys(["id", "source", "text", *columns_read(section.rule_sets), *of_language])
-    read = read_shard(inputs, task.name, list(wanted))
-    documents, rows = read.documents, read.rows
+    language_columns = ["language", "script"] if section.by_language else []
+    column_names = dict.fromkeys(["id", "source", "text", *columns_read(section.rule_sets), *language_columns])
+    shard = read_shard(inputs, task.name, list(column_names))
+    documents = shard.documents
+    rows = shard.rows
     judged = judged_rows(documents, rows, section.sources)
-    found = judge(documents.take(judged), section)
-    columns = {name: spread(values, found.errors) for name, values in found.statistics.items()}
+    judged_documents = judge(documents.take(judged), section)
+    columns = {name: spread(values, judged_documents.errors) for name, values in judged_documents.statistics.items()}
     if section.by_language:
-        columns[RULES_LANGUAGE] = pa.array(found.entries, pa.string())
-    table, counts = annotate(documents, rows, judged, found.reasons, columns, found.errors)
+        columns[RULES_LANGUAGE] = pa.array(judged_documents.entries, pa.string())
+    table, counts = annotate(documents, rows, judged, judged_documents.reasons, columns, judged_documents.errors)
     write_table(out / task.name, table)
-    good = judged[[error is None for error in found.errors]]
+    good = judged[[error is None for error in judged_documents.errors]]
     sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
-    shapes = {
+    histograms_by_source = {
         source: {
             name: histograms.histogram(values[sources == source], edges(name))
-            for name, values in found.statistics.items()
+            for name, values in judged_documents.statistics.items()
         }
         for source in np.unique(sources).tolist()
     }
-    result = {"counts": counts, "rules": found.rules, "histograms_by_source": shapes}
+    result = {"counts": counts, "rules": judged_documents.rules, "histograms_by_source": histograms_by_source}
     if section.by_language:
-        result["by_language"] = _count_by_entry(found)
+        result["by_language"] = _count_by_entry(judged_documents)
     return Done([out / task.name], result)
 
 
 @dataclass
 class Judged:
-    """What the rules say of n documents.
+    """Result of the rules for n documents.
 
     Attributes:
-        statistics: column -> values of the documents that could be measured, in their order.
-        errors: per document why it could not be measured, or None.
+        statistics: column -> values of the documents that could be measured, in order.
+        errors: per document the reason why it could not be measured, or None.
         reasons: per document the rule that drops it, or None.
         rules: see `count_failures`.
-        entries: with `by_language`, per document whose rules judged it; None where it was not judged.
+        entries: with `by_language`, per document the entry whose rules judged it; None if it was not judged.
     """
 
     statistics: dict[str, np.ndarray]
@@ -132,27 +133,28 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
     """Judge n documents, those of each language by its own rules.
 
     Args:
-        rows: `text`, the columns that `columns_read` says, `source` with `rule_sources`, and `language` and `script`
+        rows: `text`, the columns of `columns_read`, `source` with `rule_sources`, and `language` and `script`
             with `by_language`.
     """
     if not section.by_language:
         return _judge_by(rows, section.rules, section)
     entries = entries_of(rows, section)
-    statistics = {name: np.full(len(rows), np.nan) for name in _columns(section)}
+    columns = [column for name in section.rule_sets for column in RULE_COLUMNS[name]]
+    statistics = {name: np.full(len(rows), np.nan) for name in columns}
     errors, reasons = np.full(len(rows), None, object), np.full(len(rows), None, object)
     tallies = []
     for entry, rules in rules_by_entry(section).items():
         places = np.flatnonzero(entries == entry)
         if len(places) == 0:
             continue
-        found = _judge_by(rows.take(pa.array(places)), rules, section, prefix_of(entry))
-        errors[places], reasons[places] = found.errors, found.reasons
-        good = places[[error is None for error in found.errors]]
-        for name, values in found.statistics.items():
+        judged = _judge_by(rows.take(pa.array(places)), rules, section, prefix_of(entry))
+        errors[places], reasons[places] = judged.errors, judged.reasons
+        good = places[[error is None for error in judged.errors]]
+        for name, values in judged.statistics.items():
             statistics[name][good] = values
-        tallies.append(found.rules)
+        tallies.append(judged.rules)
     if section.unlisted == "drop":
-        reasons[entries == None] = UNLISTED  # noqa: E711 - of each
+        reasons[entries == None] = UNLISTED  # noqa: E711 - elementwise
     measured = [error is None for error in errors]
     return Judged(
         {name: values[measured] for name, values in statistics.items()},
@@ -176,66 +178,67 @@ def _judge_by(rows: pa.Table, rules: Rules, section: Filter, prefix: str = "") -
 
 
 def rules_by_entry(section: Filter) -> dict[str, Rules]:
-    """Whose rules -> the rules: of each language and, where they judge any document, the general ones."""
-    is_general = not section.by_language or section.unlisted == "general"
-    return {**section.by_language, **({GENERAL_RULES: section.rules} if is_general else {})}
+    """Return the rules of each entry: of each language and, if they judge any document, the general ones."""
+    entries = dict(section.by_language)
+    if not section.by_language or section.unlisted == "general":
+        entries[GENERAL_RULES] = section.rules
+    return entries
 
 
 def prefix_of(entry: str) -> str:
-    """What stands before the names of a language's rules; nothing before those of the general ones."""
+    """Return the prefix of the names of an entry's rules; empty for the general ones."""
     return "" if entry == GENERAL_RULES else f"{entry}/"
 
 
 def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
-    """Whose rules judge each of n documents: objects of shape (n,), None where none do."""
-    named = {str(parse_label(language)): language for language in section.by_language}
-    others = GENERAL_RULES if section.unlisted == "general" else None
-    found: dict[tuple[str | None, str | None], str | None] = {}
+    """Return the entry whose rules judge each of n documents: objects of shape (n,), None if no rules do."""
+    entry_of_label = {str(parse_label(language)): language for language in section.by_language}
+    fallback = GENERAL_RULES if section.unlisted == "general" else None
+    entry_of_language: dict[tuple[str | None, str | None], str | None] = {}
     entries = np.full(len(rows), None, object)
-    for row, of_row in enumerate(zip(rows["language"].to_pylist(), rows["script"].to_pylist(), strict=True)):
-        if of_row not in found:
-            code, script = of_row
-            match = None if code is None else best_match(Language(code, script or ""), named)
-            found[of_row] = others if match is None else match
-        entries[row] = found[of_row]
+    for row, language in enumerate(zip(rows["language"].to_pylist(), rows["script"].to_pylist(), strict=True)):
+        if language not in entry_of_language:
+            code, script = language
+            match = None if code is None else best_match(Language(code, script or ""), entry_of_label)
+            entry_of_language[language] = fallback if match is None else match
+        entries[row] = entry_of_language[language]
     return entries
 
 
-def _columns(section: Filter) -> list[str]:
-    return [column for name in section.rule_sets for column in RULE_COLUMNS[name]]
-
-
-def _count_by_entry(found: Judged) -> dict[str, dict[str, int]]:
-    """Whose rules -> how many documents they read and kept."""
-    counted: dict[str, dict[str, int]] = {}
-    for entry, reason, error in zip(found.entries, found.reasons, found.errors, strict=True):
-        of_entry = counted.setdefault(entry or UNLISTED, {"read": 0, "kept": 0})
-        of_entry["read"] += 1
-        of_entry["kept"] += reason is None and error is None
-    return counted
+def _count_by_entry(judged: Judged) -> dict[str, dict[str, int]]:
+    """Return the number of documents that each entry's rules read and kept."""
+    counts_by_entry: dict[str, dict[str, int]] = {}
+    for entry, reason, error in zip(judged.entries, judged.reasons, judged.errors, strict=True):
+        entry_counts = counts_by_entry.setdefault(entry or UNLISTED, {"read": 0, "kept": 0})
+        entry_counts["read"] += 1
+        entry_counts["kept"] += reason is None and error is None
+    return counts_by_entry
 
 
 def rules(stage: str, section: Filter, measured_columns: Collection[str]) -> Iterator[Rule]:
-    """The thresholds of the rule sets that are chosen, for replaying."""
-    every = {**section.by_language, GENERAL_RULES: section.rules}
-    numbers = {entry: number for number, entry in enumerate(every)}
+    """Yield the thresholds of the chosen rule sets, for replaying."""
+    rules_of_entry = {**section.by_language, GENERAL_RULES: section.rules}
+    numbers = {entry: number for number, entry in enumerate(rules_of_entry)}
 
     @remember_last
     def judged_by(columns: Columns) -> np.ndarray:
-        """Whose rules judged each document, by number; -1 where none did."""
+        """Return the number of the entry whose rules judged each document; -1 if no rules did."""
         return np.array([numbers.get(entry, -1) for entry in columns[RULES_LANGUAGE]], np.int64)
 
-    for entry, of_entry in every.items():
-        at = f"{stage}.rules" if entry == GENERAL_RULES else f"{stage}.by_language.{entry}"
-        for name, thresholds in configured_sets(of_entry).items():
-            for rule in threshold_rules(thresholds, f"{at}.{name}", prefix_of(entry) + name):
-                own = partial(_fails_of_its_own, judged_by, numbers[entry], rule.fails)
-                yield replace(rule, fails=own, reads=(*rule.reads, RULES_LANGUAGE)) if section.by_language else rule
+    for entry, entry_rules in rules_of_entry.items():
+        location = f"{stage}.rules" if entry == GENERAL_RULES else f"{stage}.by_language.{entry}"
+        for name, thresholds in configured_sets(entry_rules).items():
+            for rule in threshold_rules(thresholds, f"{location}.{name}", prefix_of(entry) + name):
+                if not section.by_language:
+                    yield rule
+                    continue
+                fails_in_entry = partial(_fails_in_entry, judged_by, numbers[entry], rule.fails)
+                yield replace(rule, fails=fails_in_entry, reads=(*rule.reads, RULES_LANGUAGE))
 
 
-def _fails_of_its_own(
+def _fails_in_entry(
     judged_by: Callable[[Columns], np.ndarray], number: int, fails: Callable[[Columns], np.ndarray], columns: Columns
 ) -> np.ndarray:
-    """Which documents fail a rule, of those that these rules have judged."""
+    """Return True for the documents that an entry's rules have judged and that fail a rule."""
     failed: np.ndarray = fails(columns) & (judged_by(columns) == number)
     return failed

@@ -43,7 +43,7 @@ from gristmill.mixtures.steps.rules import Dialect, GopherRules, Rules
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 BATCH_BYTES = 500_000
-"""Texts are measured so many bytes at a time (at least one text), so that their words stay in the cache."""
+"""Text bytes measured at a time (at least one text), so that their words stay in the cache."""
 DCLM = GopherRules()
 _MEASURES = {
     "datatrove": gopher_datatrove.measure,
@@ -54,16 +54,16 @@ _MEASURES_OF_TWO_CUTS = {
     "dclm": gopher_dclm.measure_segmented,
     "redpajama": gopher_redpajama.measure_normalized,
 }
-"""Dialects that cut a text into words in more than one way."""
+"""Dialects that split a text into words in more than one way."""
 
 Columns = dict[str, np.ndarray]
 
 
 def measure(rows: pa.Table, rules: Rules) -> Columns:
-    """Measure what the configured Gopher rule sets look at.
+    """Measure the statistics of the configured Gopher rule sets.
 
     Args:
-        rows: n rows with `text`, `language` (null where it is not known) and, for `words: language`, `script`.
+        rows: n rows with `text`, `language` (null if unknown) and, for `words: language`, `script`.
         rules: with `gopher_quality`, `gopher_repetition` or both.
 
     Returns:
@@ -86,9 +86,9 @@ def _languages(rows: pa.Table, counting: GopherRules) -> list[str | None]:
     return language_names(rows) if counting.words == "language" else codes
 
 
-def counted_alike(one: GopherRules, other: GopherRules) -> bool:
-    """Whether two rule sets ask for the same counting, so that one pass serves both."""
-    return all(getattr(one, name) == getattr(other, name) for name in GopherRules.model_fields)
+def counted_alike(first: GopherRules, second: GopherRules) -> bool:
+    """Return True if two rule sets need the same counting, so that one pass serves both."""
+    return all(getattr(first, name) == getattr(second, name) for name in GopherRules.model_fields)
 
 
 def statistics(
@@ -116,43 +116,43 @@ def statistics(
         gristmill.dataprep.words.language_words.NoTokenizerError: `words: language` without what it needs.
     """
     data, offsets = text_buffers(texts)
-    if counting.dialect == "dclm" and stop_words is not None:  # which compares words in any case
+    if counting.dialect == "dclm" and stop_words is not None:  # DCLM ignores case
         stop_words = tuple(word.lower() for word in stop_words)
-    number = len(offsets) - 1
-    spoken = [counting.language] * number if counting.language != "auto" else languages or [None] * number
-    of_quality = np.zeros((number if quality else 0, len(QUALITY_STATISTICS)))
-    of_repetition = np.zeros((number if repetition else 0, len(REPETITION_STATISTICS)))
+    num_texts = len(offsets) - 1
+    text_languages = [counting.language] * num_texts if counting.language != "auto" else languages or [None] * num_texts
+    quality_values = np.zeros((num_texts if quality else 0, len(QUALITY_STATISTICS)))
+    repetition_values = np.zeros((num_texts if repetition else 0, len(REPETITION_STATISTICS)))
     for rows in _batches(offsets):
         _measure(
             data,
             offsets[rows.start : rows.stop + 1],
             counting,
-            spoken[rows],
-            of_quality[rows],
-            of_repetition[rows],
+            text_languages[rows],
+            quality_values[rows],
+            repetition_values[rows],
             stop_words,
         )
     columns: Columns = {}
     if quality:
-        columns |= zip(QUALITY_STATISTICS, of_quality.T.copy())
+        columns |= zip(QUALITY_STATISTICS, quality_values.T.copy())
         columns["words"] = columns["words"].astype(np.int64)
     if repetition:
-        columns |= zip(REPETITION_STATISTICS, of_repetition.T.copy())
+        columns |= zip(REPETITION_STATISTICS, repetition_values.T.copy())
     return columns
 
 
 def quality_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """QUALITY_STATISTICS of every text in the default dialect; see `statistics`."""
+    """Return QUALITY_STATISTICS of every text in the default dialect; see `statistics`."""
     return statistics(texts, repetition=False)
 
 
 def repetition_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """REPETITION_STATISTICS of every text in the default dialect; see `statistics`."""
+    """Return REPETITION_STATISTICS of every text in the default dialect; see `statistics`."""
     return statistics(texts, quality=False)
 
 
 def all_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """Both in one pass in the default dialect; see `statistics`."""
+    """Return both groups of statistics in one pass, in the default dialect; see `statistics`."""
     return statistics(texts)
 
 
@@ -172,17 +172,22 @@ def _measure(
     languages: Sequence[str | None],
     quality: np.ndarray,
     repetition: np.ndarray,
-    own_stop_words: tuple[str, ...] | None,
+    custom_stop_words: tuple[str, ...] | None,
 ) -> None:
-    """Write the rows of a batch; of one of the two where the other has none."""
+    """Write the rows of a batch; an array of length 0 is not written."""
     if counting.words == "language":
-        cut = language_words(data, offsets, languages)
+        segmented = language_words(data, offsets, languages)
         texts = Texts(
-            cut.data, cut.offsets, code_point_flags(), cut.words, cut.places, np.ones(len(languages), np.uint8)
+            segmented.data,
+            segmented.offsets,
+            code_point_flags(),
+            segmented.words,
+            segmented.places,
+            np.ones(len(languages), np.uint8),
         )
     else:
         texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
-    stop_words = stop_words_of(languages, own_stop_words)
+    stop_words = stop_words_of(languages, custom_stop_words)
     if counting.dialect in _MEASURES_OF_TWO_CUTS:
         measure = _MEASURES_OF_TWO_CUTS[counting.dialect]
         measure(texts, counting, languages, stop_words, quality, repetition)

@@ -62,7 +62,7 @@ def measure(
     data = texts.data
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        starts, ends, chars, seen = text_words(texts, text)
+        starts, ends, chars, word_flags = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, False)
         if len(quality):
@@ -80,7 +80,7 @@ def measure(
             row[2] = share(symbols, len(starts), 1.0)
             row[3] = share(bullets, len(lines), 1.0)
             row[4] = share(ellipses, len(lines), 1.0)
-            row[5] = share(count_flag(seen, ALPHABETIC_PROPERTY), len(starts), 0.0)
+            row[5] = share(count_flag(word_flags, ALPHABETIC_PROPERTY), len(starts), 0.0)
             row[6] = occurrences
         if len(repetition):
             row = repetition[text]
@@ -93,7 +93,7 @@ def measure(
 @kernel
 def _is_symbol(data: np.ndarray, begin: int, end: int, chars: int) -> bool:
     byte = data[end - 1]
-    if byte == 0x23:  # runs are more than half only where they alternate with single others, at both ends
+    if byte == 0x23:  # runs are more than half only if they alternate with single other characters, at both ends
         runs = 0
         for at in range(begin, end):
             runs += data[at] == 0x23 and (at == begin or data[at - 1] != 0x23)
@@ -105,7 +105,7 @@ def _is_symbol(data: np.ndarray, begin: int, end: int, chars: int) -> bool:
 
 @kernel
 def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
-    """Bytes of the longest ellipsis mark with which a range ends; 0 without one."""
+    """Return the bytes of the longest ellipsis mark with which a range ends; 0 without one."""
     longest = 0
     for mark in range(len(_MARK_ENDS) - 1):
         length = _MARK_ENDS[mark + 1] - _MARK_ENDS[mark]
@@ -160,7 +160,7 @@ def _ngram_shares(
 
 @kernel
 def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int) -> np.ndarray:
-    """The bytes of some words, with one space between two or none."""
+    """Return the bytes of some words, joined by one space or by nothing."""
     joined = np.empty((ends - starts).sum() + spaces * (len(starts) - 1), np.uint8)
     count = 0
     for word in range(len(starts)):
@@ -175,9 +175,9 @@ def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int) -
 
 @kernel
 def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarray) -> int:
-    """How often a text has a pattern of bytes, from the left and not overlapping, as `str.count` has it.
+    """Return the number of occurrences of a byte pattern, from the left and not overlapping, like `str.count`.
 
-    Knuth, Morris and Pratt (1977): linear in the bytes, whatever they are.
+    Knuth, Morris and Pratt (1977): linear in the bytes for every pattern.
     """
     back = np.zeros(len(pattern), np.int64)
     matched = 0
@@ -189,7 +189,7 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
     count, matched, at = 0, 0, begin
     opening, bits = first_bytes(pattern, 0, len(pattern)), np.uint64(64 - 8 * min(len(pattern), 8))
     while at < end:
-        # Most places are passed by: what begins there does not begin like the pattern.
+        # Most places are skipped, since the bytes there differ from the beginning of the pattern.
         while matched == 0 and at + 8 <= len(data) and at < end and (load64(data, at) ^ opening) << bits != 0:
             at += 1
         if at == end:
@@ -206,10 +206,10 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
 
 @kernel
 def _duplicate_chars(at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int, spaces: int) -> int:
-    total, last, seen = 0, -n, 0
+    total, last, next_group = 0, -n, 0
     for step in range(len(at)):
-        if group[step] == seen:  # the first copy
-            seen += 1
+        if group[step] == next_group:  # the first copy
+            next_group += 1
             continue
         overlap = max(n - (at[step] - last), 0)
         total += chars[at[step] + overlap : at[step] + n].sum() + spaces * min(n - overlap, n - 1)

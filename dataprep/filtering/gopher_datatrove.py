@@ -76,9 +76,9 @@ def measure(
     """Measure n texts; the arguments are those of `gopher_dclm.measure`."""
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        starts, ends, chars, seen = text_words(texts, text)
+        starts, ends, chars, word_flags = text_words(texts, text)
         if len(quality):
-            _quality(texts, text, starts, ends, chars, seen, stop_words, lower, quality[text])
+            _quality(texts, text, starts, ends, chars, word_flags, stop_words, lower, quality[text])
         if len(repetition) and begin == end:
             repetition[text, :] = 1.0
         elif len(repetition):
@@ -92,7 +92,7 @@ def _quality(
     starts: np.ndarray,
     ends: np.ndarray,
     chars: np.ndarray,
-    seen: np.ndarray,
+    word_flags: np.ndarray,
     stop_words: StopWords,
     lower: np.ndarray,
     row: np.ndarray,
@@ -100,7 +100,7 @@ def _quality(
     data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
     words, length = 0, 0
     for word in range(len(starts)):
-        is_content = seen[word] & CONTENT != 0
+        is_content = word_flags[word] & CONTENT != 0
         words += is_content
         length += chars[word] * is_content
     lines, line_ends = split_lines(data, begin, end)
@@ -116,7 +116,7 @@ def _quality(
     row[2] = share(symbols, len(starts), 0.0)
     row[3] = share(bullets, len(lines), 0.0)
     row[4] = share(ellipses, len(lines), 0.0)
-    row[5] = share(count_flag(seen, ALPHABETIC), len(starts), 0.0)
+    row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
     row[6] = different
 
 

@@ -24,8 +24,8 @@ Lines lie between newlines (U+000A), paragraphs between two of them; both are st
 A text without a line, which DCLM drops, is all repetition: its shares of lines and paragraphs are 1. Otherwise a share
 of nothing is 0.
 
-In scripts without spaces, which DCLM does not judge, and with `words: unicode`, tokens, words and segments are all those
-of `unspaced_words`.
+In scripts without spaces, which DCLM does not judge, and with `words: unicode`, tokens, words and segments are all
+those of `unspaced_words`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def measure(
     Args:
         texts: the texts and their words.
         segments: the same texts and their segments.
-        has_spaces: bool of shape (n,): whether tokens are counted, and not words.
+        has_spaces: bool of shape (n,): True if tokens are counted instead of words.
         lower: `unicode_tables.lower_case()`.
         quality: float64 of shape (n, 7) for `gopher.QUALITY_STATISTICS`, or (0, 7).
         repetition: float64 of shape (n, 13) for `gopher.REPETITION_STATISTICS`, or (0, 13).
@@ -118,7 +118,7 @@ def measure(
     data = texts.data
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
-        starts, ends, chars, seen = text_words(texts, text)
+        starts, ends, chars, word_flags = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, True)
         if len(quality):
@@ -137,7 +137,7 @@ def measure(
             row[2] = share(symbols, len(starts), 0.0)
             row[3] = share(bullets, len(lines), 0.0)
             row[4] = share(ellipses, len(lines), 0.0)
-            row[5] = share(count_flag(seen, ALPHABETIC), len(starts), 0.0)
+            row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
             row[6] = occurrences
         if len(repetition):
             row = repetition[text]
@@ -151,7 +151,7 @@ def measure(
 
 @kernel
 def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> int:
-    """Tokens of fastText's tokenizer that begin with a letter or digit."""
+    """Return the number of fastText's tokens that begin with a letter or digit."""
     count, separated = 0, True
     for at in range(begin, end):
         separates = TOKEN_SEPARATORS[data[at]]
@@ -164,7 +164,7 @@ def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> i
 
 @kernel
 def count_spaced_dots(data: np.ndarray, begin: int, end: int) -> int:
-    """Occurrences of `. . .`, from the left and not overlapping."""
+    """Return the number of occurrences of `. . .`, from the left and not overlapping."""
     count, at = 0, begin
     while at + len(SPACED_DOTS) <= end:
         if data[at] == SPACED_DOTS[0] and ends_with(data, at, at + len(SPACED_DOTS), SPACED_DOTS):
@@ -194,8 +194,8 @@ def ngram_shares(
     """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's words.
 
     Args:
-        per_word: how many of these words an n-gram takes for one.
-        longest: whether of equally frequent n-grams the longest is the top one, or else the first.
+        per_word: number of these words that n-grams count as one word.
+        longest: if several n-grams are equally frequent, take the longest as the top one instead of the first.
         shares: float64 of shape (9,), zeros; n-gram n goes to shares[n - 2].
     """
     total = chars.sum()

@@ -54,7 +54,7 @@ def measure(
             if len(repetition):
                 repetition[text, 2] = repetition[text, 3] = np.nan
             continue
-        starts, ends, chars, seen = text_words(texts, text)
+        starts, ends, chars, word_flags = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         if len(quality):
             row = quality[text]
@@ -65,10 +65,10 @@ def measure(
                 ellipses += ends_with(data, lines[line], line_ends[line], ELLIPSIS)
             row[0] = len(starts)
             row[1] = median_length(chars)
-            row[2] = share(count_flag(seen, SYMBOL), len(starts), 0.0)
+            row[2] = share(count_flag(word_flags, SYMBOL), len(starts), 0.0)
             row[3] = bullets / len(lines)
             row[4] = ellipses / len(lines)
-            row[5] = share(count_flag(seen, ALPHABETIC), len(starts), 0.0)
+            row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
             row[6] = occurrences
         if len(repetition):
             row = repetition[text]
@@ -80,13 +80,13 @@ def measure(
 
 @kernel
 def median_length(chars: np.ndarray) -> float:
-    """The median of positive whole numbers; 0 without any."""
+    """Return the median of positive integers; 0 without any."""
     if len(chars) == 0:
         return 0.0
     counts = np.zeros(COUNTED_LENGTHS, np.int64)
     for length in chars:
         counts[min(length, COUNTED_LENGTHS - 1)] += 1
-    # The two middle ones, counted from 0, are the same where their number is odd.
+    # The two middle ones, counted from 0, are the same if the number of lengths is odd.
     lower, upper = (len(chars) - 1) // 2, len(chars) // 2
     if upper >= len(chars) - counts[COUNTED_LENGTHS - 1]:
         ordered = np.sort(chars)
@@ -122,6 +122,6 @@ def _ngram_shares(
             repeated, mass = 0, 0
             for start in at:
                 repeated += chars[start : start + size].sum()
-            for word in range(len(chars)):  # how many n-grams a word is in
+            for word in range(len(chars)):  # times the number of n-grams that contain the word
                 mass += chars[word] * min(size, word + 1, len(chars) - word, len(chars) - size + 1)
             shares[n - 2] = repeated / mass

@@ -75,7 +75,8 @@ def measure_normalized(
 
 
 def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Texts without ASCII punctuation, in lower case and NFD; arguments and result as `text_buffers` has them."""
+    """Return texts without ASCII punctuation, in lower case and NFD; arguments and result are those of
+    `text_buffers`."""
     texts = [
         unicodedata.normalize("NFD", data[begin:end].tobytes().translate(None, _PUNCTUATION).decode().lower()).encode()
         for begin, end in pairwise(offsets.tolist())
@@ -97,7 +98,7 @@ def measure(
 
     Args:
         texts: the texts and their raw words.
-        normalized: the same ones normalised.
+        normalized: the same texts, normalised.
     """
     for text in range(len(texts.offsets) - 1):
         starts, ends, chars, _ = text_words(normalized, text)
@@ -114,7 +115,7 @@ def measure(
 @kernel
 def _raw_quality(texts: Texts, text: int, stop_words: StopWords, lower: np.ndarray, row: np.ndarray) -> None:
     data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
-    starts, ends, chars, seen = text_words(texts, text)
+    starts, ends, chars, word_flags = text_words(texts, text)
     lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
     if lines[-1] == end:  # nothing after the last newline
         lines, line_ends = lines[:-1], line_ends[:-1]
@@ -127,5 +128,5 @@ def _raw_quality(texts: Texts, text: int, stop_words: StopWords, lower: np.ndarr
     row[2] = share(count_hashes(data, begin, end) + count_ellipses(data, begin, end), len(starts), np.nan)
     row[3] = share(bullets, len(lines), np.nan)
     row[4] = share(ellipses, len(lines), np.nan)
-    row[5] = share(count_flag(seen, LATIN), len(starts), np.nan)
+    row[5] = share(count_flag(word_flags, LATIN), len(starts), np.nan)
     row[6] = occurrences

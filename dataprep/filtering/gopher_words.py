@@ -1,12 +1,12 @@
-"""What all Gopher dialects are given of a text: its words, by dialect, manifest and language; and its stop words.
+"""Inputs of all Gopher dialects: the words of a text, by dialect, manifest and language; and its stop words.
 
 Running text has at least two of the most frequent function words of its language. English has the eight words of Gopher
 (Rae et al. 2021, section A1.1). The other lists hold about twelve words of the closed classes (articles, prepositions,
 conjunctions, pronouns, auxiliaries) that nearly every paragraph has. Nine in ten of them are among the stop words of
-spaCy 3.8 (`spacy/lang/*/stop_words.py`) where it has the language; the others, and those of languages that it has not,
-are the commonest such words of the language's grammar.
+spaCy 3.8 (`spacy/lang/*/stop_words.py`) if it has the language; the others, and those of other languages, are the most
+common such words of the language's grammar.
 
-Languages are ISO 639-1 codes, or 639-3 where there is none, as fastText's lid.176 names them. A list may hold words of
+Languages are ISO 639-1 codes, or 639-3 if there is none, as fastText's lid.176 names them. A list may hold words of
 several scripts and spellings. Chinese and Japanese words are single characters, since `word_cuts.unspaced_words` makes
 each a word. Thai, Lao, Khmer and Burmese have no list: by that rule their function words are not words.
 """
@@ -35,7 +35,7 @@ from gristmill.dataprep.words.tokenise_words import (
 from gristmill.mixtures.steps.rules import GopherRules
 
 PLACES = 128
-"""Places of a language's table of short stop words: more than twice as many as it has of them."""
+"""Slots of a language's table of short stop words: more than twice its number of such words."""
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _BELOW_A, _BEYOND_Z = np.uint64(0x3F3F3F3F3F3F3F3F), np.uint64(0x2525252525252525)
 
@@ -52,9 +52,9 @@ class Texts(NamedTuple):
     words: Words
     """The words of all texts, in any order of the texts."""
     places: np.ndarray
-    """int64 of shape (n,): the place of each text among those of `words`."""
+    """int64 of shape (n,): the position of each text in `words`."""
     per_word: np.ndarray
-    """uint8 of shape (n,): how many of its words n-grams take for one; n-grams of such texts have no spaces inside."""
+    """uint8 of shape (n,): number of words that n-grams count as one; with more than one they contain no spaces."""
 
 
 class StopWords(NamedTuple):
@@ -63,24 +63,24 @@ class StopWords(NamedTuple):
     languages: np.ndarray
     """int32 of shape (n,): index of the text's language, or -1 without one."""
     begins: np.ndarray
-    """int32, one more than languages: which stop words are a language's (at most 63)."""
+    """int32, one more than languages: the range of stop words of each language (at most 63)."""
     offsets: np.ndarray
-    """int32, one more than stop words: which code points are a word's."""
+    """int32, one more than stop words: the range of code points of each word."""
     codes: np.ndarray
     """uint32, the code points of all stop words."""
     lengths: np.ndarray
-    """uint64, one per language: bit k is set where a stop word has k code points."""
+    """uint64, one per language: bit k is set if a stop word has k code points."""
     initials: np.ndarray
-    """uint64, one per language: bit k is set where a stop word's first code point is k modulo 64."""
+    """uint64, one per language: bit k is set if a stop word's first code point is k modulo 64."""
     keys: np.ndarray
     """uint64 of shape (languages, PLACES): a hash table of the stop words of up to eight bytes, by `first_bytes`."""
     numbers: np.ndarray
-    """int32 of the same shape: which stop word is there, or -1."""
+    """int32 of the same shape: the number of the stop word in a slot, or -1."""
 
 
 @kernel
 def text_words(texts: Texts, text: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The words of a text: starts, ends (int64), chars (int32), seen (uint16); see `word_cuts.Words`."""
+    """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16); see `word_cuts.Words`."""
     words, place = texts.words, texts.places[text]
     first, last = words.offsets[place], words.offsets[place + 1]
     return words.starts[first:last], words.ends[first:last], words.chars[first:last], words.seen[first:last]
@@ -102,35 +102,35 @@ def find_stop_words(
         lower: the lower-case form of every code point, uint32; empty to compare words as they are.
 
     Returns:
-        occurrences, and how many different ones occur.
+        occurrences, and the number of different stop words.
     """
     language = stop_words.languages[text]
     if language < 0:
         return 0, 0
     count, distinct = 0, np.uint64(0)
-    lengths, one = stop_words.lengths[language], np.uint64(1)
+    lengths, bit = stop_words.lengths[language], np.uint64(1)
     for word in range(len(starts)):
         start, size = starts[word], ends[word] - starts[word]
         key = first_bytes(data, start, size)
         if size <= 8 and (len(lower) == 0 or key & _HIGH_BITS == 0):
             number = _look_up(lower_ascii(key) if len(lower) else key, chars[word], stop_words, language)
-        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & one == 0:
+        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & bit == 0:
             continue
         else:
             number = _compare(data, start, chars[word], stop_words, language, lower)
         if number >= 0:
             count += 1
-            distinct |= one << np.uint64(number - stop_words.begins[language])
+            distinct |= bit << np.uint64(number - stop_words.begins[language])
     different = 0
     while distinct:
-        distinct &= distinct - one
+        distinct &= distinct - bit
         different += 1
     return count, different
 
 
 @kernel
 def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -> int:
-    """The number of the stop word of so many code points whose bytes are this key; -1 where there is none."""
+    """Return the number of the stop word with this key and number of code points; -1 if there is none."""
     keys, numbers = stop_words.keys[language], stop_words.numbers[language]
     place = table_place(key)
     number = numbers[place]
@@ -145,20 +145,20 @@ def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -
 
 @kernel
 def table_place(key: np.uint64) -> np.uint64:
-    """Where the search for a key begins in a table of PLACES."""
+    """Return the first slot of the search for a key in a table of PLACES."""
     return (key ^ key >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(57)
 
 
 @kernel
 def lower_ascii(key: np.uint64) -> np.uint64:
-    """Eight bytes of ASCII in lower case."""
+    """Return eight bytes of ASCII in lower case."""
     capitals = (key + _BELOW_A) & ~(key + _BEYOND_Z) & _HIGH_BITS
     return key | capitals >> np.uint64(2)
 
 
 @kernel
 def _compare(data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray) -> int:
-    """The number of the stop word that a word of so many code points spells; -1 where it is none."""
+    """Return the number of the stop word that a word with this number of code points spells; -1 if there is none."""
     code, _ = decode(data, start)
     if len(lower):
         code = int(lower[code])
@@ -172,35 +172,35 @@ def _compare(data: np.ndarray, start: int, chars: int, stop_words: StopWords, la
 
 
 @kernel
-def _spells(data: np.ndarray, at: int, wanted: np.ndarray, first: int, last: int, lower: np.ndarray) -> bool:
+def _spells(data: np.ndarray, at: int, codes: np.ndarray, first: int, last: int, lower: np.ndarray) -> bool:
     for step in range(first, last):
         code, width = decode(data, at)
         if len(lower):
             code = int(lower[code])
-        if code != wanted[step]:
+        if code != codes[step]:
             return False
         at += width
     return True
 
 
 @kernel
-def count_flag(seen: np.ndarray, flag: int) -> int:
-    """How many words have a code point with this flag."""
+def count_flag(word_flags: np.ndarray, flag: int) -> int:
+    """Return the number of words that have a code point with this flag."""
     count = 0
-    for found in seen:
-        count += found & flag != 0
+    for flags in word_flags:
+        count += flags & flag != 0
     return count
 
 
 @kernel
 def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
-    """Occurrences of `#`."""
+    """Return the number of occurrences of `#`."""
     return count_byte(data, begin, end, 0x23)
 
 
 @kernel
 def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
-    """Occurrences of `...` (from the left, not overlapping) and of `…`."""
+    """Return the number of occurrences of `...` (from the left, not overlapping) and of `…`."""
     if not _has_ellipsis(data, begin, end):
         return 0
     count, dots = 0, 0
@@ -219,15 +219,15 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
-    """Whether there is any ellipsis."""
-    one, two = np.uint64(8), np.uint64(16)
+    """Return True if there is any ellipsis."""
+    one_byte, two_bytes = np.uint64(8), np.uint64(16)
     at, stop = np.uint64(begin), np.uint64(end)
-    while at + one <= stop:  # the first six of eight bytes may begin one
+    while at + one_byte <= stop:  # the first six of eight bytes may begin one
         eight = load64(data, at)
         dots, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
-        if dots & dots >> one & dots >> two != 0:
+        if dots & dots >> one_byte & dots >> two_bytes != 0:
             return True
-        if leads != 0 and leads & equal_to(eight, 0x80) >> one & equal_to(eight, 0xA6) >> two != 0:
+        if leads != 0 and leads & equal_to(eight, 0x80) >> one_byte & equal_to(eight, 0xA6) >> two_bytes != 0:
             return True
         at += np.uint64(6)
     for place in range(np.int64(at), end - 2):
@@ -239,7 +239,7 @@ def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
 
 @kernel
 def share(part: float, whole: float, of_nothing: float) -> float:
-    """Part / whole, or a given value where there is no whole."""
+    """Return part / whole, or a given value if the whole is 0."""
     return part / whole if whole else of_nothing
 
 
@@ -321,37 +321,37 @@ STOP_WORDS: dict[str, tuple[str, ...]] = {
 """Language -> its stop words, in lower case."""
 
 UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "km", "my", "wuu", "yue"})
-"""Languages of whose script `unicode_tables.UNSPACED_RANGES` has the characters; Korean has spaces."""
+"""Languages whose script is in `unicode_tables.UNSPACED_RANGES`; Korean has spaces."""
 ALIASES = {"nb": "no", "wuu": "zh", "yue": "zh", "sh": "sr", "fil": "tl"}
-"""Codes whose language has its list under another code."""
+"""Codes of languages whose list has another code."""
 DEFAULT_LANGUAGE = "en"
 
 
 def language_index(language: str | None) -> int:
-    """The number of a language in `stop_words_of`; -1 without a list, English where there is no language."""
+    """Return the number of a language in `stop_words_of`; -1 without a list, English's if the language is unknown."""
     code = parse_label(language or DEFAULT_LANGUAGE).code
     return _INDEX.get(ALIASES.get(code, code), -1)
 
 
 def is_unspaced(language: str | None) -> bool:
-    """Whether a language is written without spaces between words."""
+    """Return True if a language is written without spaces between words."""
     return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
 
 
 def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
-    """Whether a text is cut by `unspaced_words` and not as the dialect does it."""
+    """Return True if a text is split by `unspaced_words` instead of the dialect's words."""
     return counting.words == "unicode" or is_unspaced(language)
 
 
-def stop_words_of(languages: Sequence[str | None], own: tuple[str, ...] | None = None) -> StopWords:
-    """The stop words of n texts for the kernels.
+def stop_words_of(languages: Sequence[str | None], custom: tuple[str, ...] | None = None) -> StopWords:
+    """Return the stop words of n texts for the kernels.
 
     Args:
-        languages: one code per text, None where it is not known.
-        own: a list for all of them instead.
+        languages: one code per text, None if unknown.
+        custom: a list for all of them instead.
     """
-    if own is not None:
-        return StopWords(np.zeros(len(languages), np.int32), *_tables((own,)))
+    if custom is not None:
+        return StopWords(np.zeros(len(languages), np.int32), *_tables((custom,)))
     numbers = np.fromiter(map(language_index, languages), np.int32, len(languages))
     return StopWords(numbers, *_tables(tuple(STOP_WORDS.values())))
 
@@ -362,17 +362,17 @@ _INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
 @lru_cache(maxsize=1000)
 def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]:
     lists = [tuple(dict.fromkeys(words)) for words in of_languages]
-    words = [word for listed in lists for word in listed]
+    words = [word for list_words in lists for word in list_words]
     begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
     offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
     codes = np.array([ord(character) for word in words for character in word], np.uint32)
-    lengths = np.array([_bits(map(len, listed)) for listed in lists], np.uint64)
-    initials = np.array([_bits(ord(word[0]) & 63 for word in listed) for listed in lists], np.uint64)
+    lengths = np.array([_bits(map(len, list_words)) for list_words in lists], np.uint64)
+    initials = np.array([_bits(ord(word[0]) & 63 for word in list_words) for list_words in lists], np.uint64)
     return begins, offsets, codes, lengths, initials, *_short_words(words, begins)
 
 
 def _short_words(words: Sequence[str], begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The hash tables of `StopWords`: keys and numbers."""
+    """Return the hash tables of `StopWords`: keys and numbers."""
     keys = np.zeros((len(begins) - 1, PLACES), np.uint64)
     numbers = np.full((len(begins) - 1, PLACES), -1, np.int32)
     for language in range(len(begins) - 1):
@@ -405,7 +405,7 @@ CUTS: dict[str, Cut] = {
     "curator": whitespace_words,
     "redpajama": word_punct_words,
 }
-"""How a dialect cuts the text itself into words (RedPajama has others for the normalised text)."""
+"""Splitting of the text itself into words in each dialect (RedPajama has another for the normalised text)."""
 
 
 def cut_words(
@@ -415,36 +415,36 @@ def cut_words(
     languages: Sequence[str | None],
     cut: Cut | None = None,
 ) -> tuple[Words, np.ndarray, np.ndarray]:
-    """Cut n texts into words.
+    """Split n texts into words.
 
     Args:
         data, offsets: the texts.
         counting: the dialect and its words.
-        languages: one code per text, None where it is not known.
-        cut: for texts in scripts with spaces, instead of the dialect's.
+        languages: one code per text, None if unknown.
+        cut: for texts in scripts with spaces, instead of the dialect's function.
 
     Returns:
-        words; places: int64 of shape (n,), the place of each text among theirs; and per_word: uint8 of shape (n,), how
-        many of them n-grams take for one (more than one in scripts without spaces).
+        words; places: int64 of shape (n,), the position of each text in the words; and per_word: uint8 of shape (n,),
+            the number of words that n-grams count as one (more than one in scripts without spaces).
 
     Raises:
         gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the package spacy.
     """
-    number, flags = len(offsets) - 1, code_point_flags()
+    num_texts, flags = len(offsets) - 1, code_point_flags()
     if counting.words == "exact":
         from gristmill.dataprep.words.spacy_words import spacy_words
 
-        return spacy_words(data, offsets), np.arange(number), np.ones(number, np.uint8)
+        return spacy_words(data, offsets), np.arange(num_texts), np.ones(num_texts, np.uint8)
     unspaced = np.array([is_cut_by_characters(counting, language) for language in languages], bool)
-    spaced, others = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
-    parts, per_word = [], np.ones(number, np.uint8)
-    if len(spaced):
-        parts.append((cut or CUTS[counting.dialect])(data, offsets, flags, spaced))
-    if len(others):
-        parts.append(unspaced_words(data, offsets, flags, others))
-        per_word[others] = characters_per_word(data, offsets, flags, others)
-    places = np.empty(number, np.int64)
-    places[np.concatenate([spaced, others])] = np.arange(number)
+    spaced_texts, unspaced_texts = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
+    parts, per_word = [], np.ones(num_texts, np.uint8)
+    if len(spaced_texts):
+        parts.append((cut or CUTS[counting.dialect])(data, offsets, flags, spaced_texts))
+    if len(unspaced_texts):
+        parts.append(unspaced_words(data, offsets, flags, unspaced_texts))
+        per_word[unspaced_texts] = characters_per_word(data, offsets, flags, unspaced_texts)
+    places = np.empty(num_texts, np.int64)
+    places[np.concatenate([spaced_texts, unspaced_texts])] = np.arange(num_texts)
     return _concatenate(parts), places, per_word
 
 

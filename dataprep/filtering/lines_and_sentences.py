@@ -1,26 +1,26 @@
-"""What a text consists of: its code points by class, its lines and paragraphs, and its sentences.
+"""Parts of a text: code points by class, lines and paragraphs, and sentences.
 
-The table of classes is made from Python's own `str` methods and `unicodedata`, so that it agrees with them on every
-code point. Terminal marks are the exception: no module of Python knows that property of Unicode.
+The table of classes comes from Python's own `str` methods and `unicodedata`, so that it agrees with them on every code
+point. Terminal marks are the exception, since no module of Python has that Unicode property.
 
-Lines and paragraphs are cut as Python's `str.split`, `re.split` and `str.splitlines` do it. A segment is a range of
-bytes. All kernels take time linear in the bytes. `spans.find_segments` finds stripped segments in one go.
+Lines and paragraphs are split as by Python's `str.split`, `re.split` and `str.splitlines`. A segment is a range of
+bytes. All kernels take time linear in the bytes. `spans.find_segments` finds stripped segments in one pass.
 
-Counting sentences needs no trained model, so that it gives the same on every machine. A line is what
-`str.splitlines()` has. A sentence ends at a run of terminal marks (TERMINAL_RANGES, and U+2026) and the closing marks
-behind it, where
+Counting sentences needs no trained model, so that it gives the same result on every machine. Lines are those of
+`str.splitlines()`. A sentence ends at a run of terminal marks (TERMINAL_RANGES, and U+2026) and the closing marks
+after it, if
 
 - the line ends, or whitespace follows, or the run has a mark other than `.`, `?`, `!` and `…` (scripts that write no
   space there), and
-- within a line, not where the run is one full stop behind an abbreviation (ABBREVIATIONS, in any case) or a single
+- within a line, the run is not one full stop after an abbreviation (ABBREVIATIONS, in any case) or a single
   letter other than I (an initial),
-- nor where the run is an ellipsis (it has `.` or `…`, and is not one full stop) with lower case behind it.
+- and the run is not an ellipsis (it has `.` or `…`, and is not one full stop) followed by lower case.
 
-What is left of a line behind its last end is a sentence if there is anything but whitespace. C4 uses NLTK's Punkt
-(Kiss and Strunk 2006) with a model trained on newspapers, and datatrove spaCy's `sentencizer`. On paragraphs
-of English books and posts this rule finds as many sentences as Punkt, trained on the same text, in 95 of 100, and
-comes to the same verdict on C4's three sentences in 99 of 100; the sentencizer agrees as often. Punkt without training
-knows no abbreviations: 83 and 96 of 100 (tests/referees/test_punkt.py).
+The remainder of a line after its last sentence end is a sentence if it has anything but whitespace. C4 uses NLTK's
+Punkt (Kiss and Strunk 2006) with a model trained on newspapers, and datatrove spaCy's `sentencizer`. On paragraphs of
+English books and posts this rule finds as many sentences as Punkt, trained on the same text, in 95 of 100, and agrees
+on C4's three sentences in 99 of 100; the sentencizer agrees as often. Punkt without training knows no abbreviations:
+83 and 96 of 100 (tests/referees/test_punkt.py).
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ TERMINAL_RANGES = (
     (0x1BC9F, 0x1BC9F),
     (0x1DA88, 0x1DA88),
 )
-"""The marks that end a sentence: FineWeb's set of 159 (datatrove, utils/text.py).
+"""Marks that end a sentence: FineWeb's set of 159 (datatrove, utils/text.py).
 
-It is Unicode's property Sentence_Terminal (PropList.txt, version 15.0) with three signs of Khmer (U+17D6, U+17D9,
-U+17DA) more, and without the one dot leader (U+2024), those of Old Nubian (U+2CF9 to U+2CFB) and the vertical
-presentation forms (U+FE12, U+FE15, U+FE16).
+It is Unicode's property Sentence_Terminal (PropList.txt, version 15.0), plus three signs of Khmer (U+17D6, U+17D9,
+U+17DA), minus the one dot leader (U+2024), those of Old Nubian (U+2CF9 to U+2CFB) and the vertical presentation forms
+(U+FE12, U+FE15, U+FE16).
 """
 
 CLOSERS = "\"')]}’”»›」』）】*_"
@@ -150,7 +150,7 @@ CLOSERS = "\"')]}’”»›」』）】*_"
 
 @lru_cache(maxsize=1)
 def text_classes() -> np.ndarray:
-    """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
+    """Return the flags of every code point: uint8 of shape (CODE_POINTS,)."""
     flags = flag_code_points(
         np.uint8,
         ((SPACE, str.isspace), (LOWER, str.islower), (LETTER, str.isalpha), (WORD, _is_in_words)),
@@ -168,7 +168,7 @@ def _is_in_words(character: str) -> bool:
 
 @kernel
 def count_words(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
-    """Number of words and marks of `data[begin:end]`, close to what a linguistic tokenizer gives.
+    """Return the number of words and marks of `data[begin:end]`, close to the count of a linguistic tokenizer.
 
     A word is a run of code points with the flag WORD; a single full stop or apostrophe between two such runs joins
     them (`it's`, `3.14`, `e.g`). A code point with the flag ALONE is a word, and so is a run of any one other code
@@ -202,18 +202,18 @@ def _is_word(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
 
 
 EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
-"""What separates segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping), `\\n\\n+`."""
+"""Separators of segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping), `\\n\\n+`."""
 
 
 @kernel
 def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a text at newlines (U+000A only), as `str.split` and `re.split` do: one segment more than separators.
+    """Split a text at newlines (U+000A only), like `str.split` and `re.split`: one segment more than separators.
 
     Args:
         separator: EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES or TWO_NEWLINE_RUNS.
 
     Returns:
-        starts, ends: int64 byte positions; empty segments are among them.
+        starts, ends: int64 byte positions, including empty segments.
     """
     newlines = count_byte(data, begin, end, NEWLINE)
     starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
@@ -237,10 +237,10 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
 
 @kernel
 def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a text into lines as `str.splitlines()` does: at any line boundary of Unicode, without an empty last line.
+    """Split a text into lines like `str.splitlines()`: at any line boundary of Unicode, without an empty last line.
 
     Returns:
-        starts, ends: int64 byte positions; empty lines are among them.
+        starts, ends: int64 byte positions, including empty lines.
     """
     most = _most_boundaries(data, begin, end) + 1
     starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -255,7 +255,7 @@ def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.
 
 @kernel
 def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
-    """At least as many as there are line boundaries."""
+    """Return an upper bound of the number of line boundaries."""
     at, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
     while at + np.uint64(8) <= stop:
         count += number_of(_likely_boundaries(load64(data, at)))
@@ -265,13 +265,14 @@ def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def _likely_boundaries(eight: np.uint64) -> np.uint64:
-    """The high bits of those bytes that may begin a line boundary: controls, and what U+0085 and U+2028 begin with."""
+    """Return the high bits of bytes that may begin a line boundary: controls, and the lead bytes of U+0085 and
+    U+2028."""
     return controls_of(eight) | equal_to(eight, 0xC2) | equal_to(eight, 0xE2)
 
 
 @kernel
 def _next_boundary(data: np.ndarray, at: int, end: int) -> int:
-    """Where the next line boundary begins; `end` without one."""
+    """Return the position of the next line boundary; `end` without one."""
     while at + 8 <= end:
         likely = _likely_boundaries(load64(data, at))
         if likely == 0:
@@ -296,7 +297,7 @@ def _is_boundary(data: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
-    """Bytes of the line boundary that begins here: LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028, U+2029; or 0."""
+    """Return the bytes of the line boundary here: LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028, U+2029; or 0."""
     if at == end:
         return 0
     byte = data[at]
@@ -315,7 +316,7 @@ def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
 def drop_blank(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray, stripped: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The segments that have anything but whitespace: as they are, or as `str.strip()` leaves them."""
+    """Return the segments with anything but whitespace, unchanged or stripped like `str.strip()`."""
     kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
     count = 0
     for segment in range(len(starts)):
@@ -329,7 +330,7 @@ def drop_blank(
 
 @kernel
 def segment_chars(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Code points of every segment (int64)."""
+    """Return the number of code points of every segment (int64)."""
     chars = np.empty(len(starts), np.int64)
     for segment in range(len(starts)):
         chars[segment] = count_code_points(data, starts[segment], ends[segment])
@@ -338,7 +339,7 @@ def segment_chars(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.
 
 @kernel
 def starts_with(data: np.ndarray, begin: int, end: int, marks: np.ndarray) -> bool:
-    """Whether a range begins with one of some code points.
+    """Return True if a range begins with one of some code points.
 
     Args:
         marks: uint32 code points.
@@ -346,15 +347,15 @@ def starts_with(data: np.ndarray, begin: int, end: int, marks: np.ndarray) -> bo
     if begin >= end:
         return False
     code, _ = decode(data, begin)
-    found = False
+    is_match = False
     for mark in marks:
-        found |= code == mark
-    return found
+        is_match |= code == mark
+    return is_match
 
 
 @kernel
 def ends_with(data: np.ndarray, begin: int, end: int, suffix: np.ndarray) -> bool:
-    """Whether a range ends with these bytes (uint8), at least one."""
+    """Return True if a range ends with these bytes (uint8, at least one)."""
     if end - begin < len(suffix):
         return False
     same = True
@@ -369,10 +370,10 @@ ABBREVIATIONS = tuple(
 )
 """English titles, months, places and scholarly abbreviations, without their last full stop.
 
-Those of them that occur in English books and essays are what Punkt finds when it is trained on these.
+The ones that occur in English books and essays are those that Punkt finds when it is trained on these.
 """
 OPENERS = "\"'([{“‘«*_"
-"""What may stand before the word that a full stop ends."""
+"""Marks that may precede the word that a full stop ends."""
 
 _PACKED = np.array([int.from_bytes(word.encode(), "big") for word in ABBREVIATIONS], np.int64)
 _LONGEST = max(map(len, ABBREVIATIONS))
@@ -382,7 +383,7 @@ _ELLIPSIS = 0x2026
 
 @kernel
 def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
-    """Number of sentences of `data[begin:end]`, valid UTF-8; `classes` as `text_classes` has them."""
+    """Return the number of sentences of `data[begin:end]`, valid UTF-8; `classes` is `text_classes()`."""
     count, at, word, open_sentence = 0, begin, begin, False
     while at < end:
         code, width = decode(data, at)
@@ -412,7 +413,7 @@ def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray)
 
 @kernel
 def _skip_marks(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> tuple[int, bool, bool]:
-    """Where a run of marks ends, whether it has `.` or `…`, and whether it has others than `.`, `?`, `!` and `…`."""
+    """Return the end of a run of marks, if it has `.` or `…`, and if it has others than `.`, `?`, `!` and `…`."""
     dots, foreign = False, False
     while at < end:
         code, width = decode(data, at)
@@ -465,7 +466,7 @@ def _is_abbreviation(data: np.ndarray, begin: int, end: int, classes: np.ndarray
 
 @kernel
 def _lower_follows(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
-    """Whether the next code point of this line that is not whitespace is lower case."""
+    """Return True if the next code point of this line that is not whitespace is lower case."""
     while at < end:
         code, width = decode(data, at)
         flags = classes[code]

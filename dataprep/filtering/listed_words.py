@@ -1,8 +1,8 @@
-"""Finding listed words and phrases in text: many at once, fixed phrases in any case, and the user's lists of them.
+"""Search for listed words and phrases in text: many words at once, fixed phrases in any case, and the user's lists.
 
 Many words are found by the automaton of Aho and Corasick (1975) as a table, over lower-case UTF-8 bytes. Each fixed
-phrase is looked for at its rarest letter only, so that a text without `k` and `v` is done in one pass of table look-ups
-however many phrases there are. A list has one entry per line; as a set it stays small where it is long.
+phrase is searched only at its rarest letter, so that a text without `k` and `v` takes one pass of table look-ups
+however many phrases there are. A list has one entry per line; long lists are kept as small sets of hashes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gristmill.dataprep.text.unicode_tables import WORD, code_point_flags, decod
 
 @dataclass(frozen=True)
 class Automaton:
-    """What finds the entries of a list.
+    """Automaton that finds the entries of a list.
 
     Attributes:
         following: int32 of shape (states, 256), the state after a byte.
-        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 where none does.
-        shorter: int32 of shape (states,), the state of the next shorter entry that ends here too; 0 where none does.
+        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 if none does.
+        shorter: int32 of shape (states,), the state of the next shorter entry that ends here too; 0 if none does.
     """
 
     following: np.ndarray
@@ -42,12 +42,12 @@ class Automaton:
 
 
 def lower(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Texts in lower case, code point by code point: what entries and texts are compared in."""
+    """Return texts in lower case, code point by code point, the form in which entries and texts are compared."""
     return pc.utf8_lower(texts)
 
 
 def build(words: Iterable[str]) -> Automaton:
-    """The automaton of a list; empty entries are left out, and case does not matter."""
+    """Return the automaton of a list; empty entries are ignored, and case does not matter."""
     entries = sorted(set(lower(pa.array(list(words), pa.string())).to_pylist()) - {""})
     children: list[dict[int, int]] = [{}]
     lengths = [0]
@@ -79,7 +79,7 @@ def count(texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: 
     """Count entries in n texts that are in lower case.
 
     Args:
-        whole_words: only where no word character (`\\w`) is on either side.
+        whole_words: count only entries without a word character (`\\w`) on either side.
 
     Returns:
         places where at least one entry ends, and bytes that belong to entries: two int64 arrays of shape (n,).
@@ -101,11 +101,11 @@ def _count(
     flags: np.ndarray,
     whole_words: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    number = len(offsets) - 1
-    places, covered = np.zeros(number, np.int64), np.zeros(number, np.int64)
-    for text in range(number):
+    num_texts = len(offsets) - 1
+    places, covered = np.zeros(num_texts, np.int64), np.zeros(num_texts, np.int64)
+    for text in range(num_texts):
         begin, end = offsets[text], offsets[text + 1]
-        state, taken = 0, begin
+        state, covered_end = 0, begin
         for at in range(begin, end):
             state = following[state, data[at]]
             entry = state if length[state] else shorter[state]
@@ -115,8 +115,8 @@ def _count(
                 first = at + 1 - length[entry]
                 if not whole_words or first == begin or flags[_code_before(data, first)] & WORD == 0:
                     places[text] += 1
-                    covered[text] += at + 1 - max(taken, first)
-                    taken = at + 1
+                    covered[text] += at + 1 - max(covered_end, first)
+                    covered_end = at + 1
                     break
                 entry = shorter[entry]
     return places, covered
@@ -135,16 +135,16 @@ RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
 
 
 class Phrases(NamedTuple):
-    """Phrases as the kernels read them."""
+    """Phrases in the form that the kernels read."""
 
     text: np.ndarray
     """uint8: all phrases in lower case, back to back."""
     offsets: np.ndarray
     """int64 of shape (n + 1,)."""
     anchors: np.ndarray
-    """int64 of shape (n,): where in each phrase its anchor is."""
+    """int64 of shape (n,): the position of each phrase's anchor within it."""
     heads: np.ndarray
-    """int64 of shape (256,): the first phrase whose anchor a byte is, or -1."""
+    """int64 of shape (256,): the first phrase with this byte as anchor, or -1."""
     chain: np.ndarray
     """int64 of shape (n,): the next phrase with the same anchor, or -1."""
 
@@ -163,7 +163,7 @@ def prepare_phrases(phrases: Sequence[str]) -> Phrases:
             raise ValueError(f"a phrase is lower case and has a letter from a to z, not {phrase!r}")
         anchors[number] = phrase.encode().index(letters[0].encode())
         for byte in (ord(letters[0]), ord(letters[0].upper())):
-            # Both cases of a letter share the chain: it is linked once.
+            # Both cases of a letter share the chain, so it is linked once.
             chain[number] = heads[byte] if byte == ord(letters[0]) else chain[number]
             heads[byte] = number
     encoded = [phrase.encode() for phrase in phrases]
@@ -173,7 +173,7 @@ def prepare_phrases(phrases: Sequence[str]) -> Phrases:
 
 @kernel
 def count_phrases(data: np.ndarray, begin: int, end: int, phrases: Phrases) -> int:
-    """How often any of the phrases occurs in `data[begin:end]`."""
+    """Return the number of occurrences of any of the phrases in `data[begin:end]`."""
     count = 0
     for at in range(begin, end):
         phrase = phrases.heads[data[at]]
@@ -206,13 +206,13 @@ class WordListError(ValueError):
 
 
 def read_list(path: str) -> Iterator[str]:
-    """The entries of a list, stripped; empty lines and those that begin with `#` are none.
+    """Yield the entries of a list, stripped, without empty lines and lines that begin with `#`.
 
     Args:
-        path: a UTF-8 file, gzipped where its name ends in `.gz`.
+        path: a UTF-8 file, gzipped if its name ends in `.gz`.
 
     Raises:
-        WordListError: it is not there, or no such file.
+        WordListError: the file does not exist or has another format.
     """
     location = as_path(path)
     try:
@@ -223,42 +223,43 @@ def read_list(path: str) -> Iterator[str]:
                     yield entry
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise WordListError(
-            f"the list {path} cannot be read: {error}; it has to be UTF-8 text with an entry per line, "
+            f"the list {path} cannot be read: {error}; it must be UTF-8 text with one entry per line, "
             "gzipped if its name ends in .gz"
         ) from error
 
 
 @lru_cache(maxsize=8)
 def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
-    """The 64-bit hashes of a list's entries, sorted: uint64 of shape (n,).
+    """Return the 64-bit hashes of a list's entries, sorted: uint64 of shape (n,).
 
-    Eight bytes an entry, however long: a list of five million domains takes 40 MB. The probability that any of a
-    billion strings has the hash of one of a million entries by chance is below one in ten thousand.
+    Each entry takes eight bytes, however long it is: a list of five million domains takes 40 MB. The probability that
+    any of a billion strings has the hash of one of a million entries by chance is below one in ten thousand.
 
     Args:
         path: see `read_list`.
-        normalise: applied to each entry; a function of a module.
+        normalise: function applied to each entry; defined at module level.
     """
-    entries, parts = read_list(path), []
-    while some := list(islice(entries, ENTRIES_AT_ONCE)):
-        parts.append(hash_strings([normalise(entry) for entry in some]))
+    entries = read_list(path)
+    parts = []
+    while entry_batch := list(islice(entries, ENTRIES_AT_ONCE)):
+        parts.append(hash_strings([normalise(entry) for entry in entry_batch]))
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.uint64)
 
 
 def hash_strings(strings: list[str]) -> np.ndarray:
-    """64-bit hashes of n strings: uint64 of shape (n,)."""
+    """Return the 64-bit hashes of n strings: uint64 of shape (n,)."""
     data, offsets = text_buffers(pa.array(strings, pa.large_string()))
     hashes: np.ndarray = _hash_strings(data, offsets)
     return hashes
 
 
 def contained(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
-    """Which of n hashes a sorted list has: bool of shape (n,)."""
+    """Return which of n hashes are in a sorted list: bool of shape (n,)."""
     if not len(listed):
         return np.zeros(len(hashes), bool)
     places = np.minimum(np.searchsorted(listed, hashes), len(listed) - 1)
-    found: np.ndarray = listed[places] == hashes
-    return found
+    is_listed: np.ndarray = listed[places] == hashes
+    return is_listed
 
 
 @kernel

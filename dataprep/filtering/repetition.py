@@ -1,17 +1,16 @@
-"""Repeated segments and word n-grams of a text: what the Gopher dialects count in their different ways.
+"""Repeated segments and word n-grams of a text, which the Gopher dialects count in different ways.
 
-A word, segment or n-gram is repeated if the text has it at least twice, byte for byte. Nothing here can collide:
-equal hashes are compared byte by byte, and an n-gram is named by the exact numbers of the two (n-1)-grams that it
-consists of. Only where both of those are repeated can it be repeated, so each n looks at what is left of the one
-before. Time is linear in the words, whatever the text.
+A word, segment or n-gram is repeated if the text has it at least twice, byte for byte. Collisions are impossible: equal
+hashes are compared byte by byte, and an n-gram is identified by the exact numbers of its two (n-1)-grams. It can only
+be repeated if both of those are, so each n only examines what remains of the previous one. Time is linear in the words
+for every text.
 
-The repeated n-grams of a text are three int32 arrays: `at`, the word positions where one begins, ascending; `group`,
-which one it is, numbered from 0 in the order of first copies; `copies`, how often the text has each.
+The repeated n-grams of a text are three int32 arrays: `at`, the word positions at which one begins, ascending;
+`group`, its number, from 0 in the order of first copies; `copies`, the number of copies of each.
 
-datatrove finds repeated n-grams by the text of their words without anything between them: `to day x y z` and
-`today x y z !` are then the same, so these exact numbers cannot serve. But equal n-grams begin with the same bytes, so
-that only positions which share their first bytes with another one have to be looked at; and what is looked at is
-compared byte by byte.
+datatrove compares repeated n-grams by the text of their words without separators: `to day x y z` and
+`today x y z !` are then equal, so these exact numbers do not suffice. But equal n-grams begin with the same bytes, so
+only positions that share their first bytes with another one must be examined; those are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 
 @kernel
 def table_size(entries: int) -> int:
-    """The power of two that so many entries fill by half at most."""
+    """Return the power of two of which this many entries fill at most half."""
     size = 4
     while size < 2 * entries:
         size *= 2
@@ -40,7 +39,7 @@ def table_size(entries: int) -> int:
 
 @kernel
 def empty_table(entries: int) -> np.ndarray:
-    """A hash table (open addressing, int32 entry numbers, -1 is free) that so many entries fill by half at most."""
+    """Return a hash table (open addressing, int32 entry numbers, -1 is free) of which the entries fill at most half."""
     return np.full(table_size(entries), -1, np.int32)
 
 
@@ -56,39 +55,40 @@ def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
     mask = np.uint64(len(table) - 1)
     numbers, copies = np.empty(spans, np.int32), np.zeros(spans, np.int32)
     keys, firsts = np.empty(spans, np.uint64), np.empty(spans, np.int32)
-    found = 0
+    num_distinct = 0
     for span in range(spans):
         start, length = starts[span], ends[span] - starts[span]
         # Up to eight bytes are their own key; longer spans are compared.
         key = first_bytes(data, start, length) if length <= 8 else hash_bytes(data, start, start + length)
         value = (key ^ np.uint64(length)) * _ODD
         slot = (value ^ value >> np.uint64(32)) & mask
-        # Written down as if it were new: then a free place, which stands for it, needs no branch that half of the
-        # words of a text would take.
-        keys[found], firsts[found] = key, span
-        number = min(np.uint32(table[slot]), np.uint32(found))
+        # Record the span as if it were new: a free slot then stands for it, without a branch that half of the words of
+        # a
+        # text would take.
+        keys[num_distinct], firsts[num_distinct] = key, span
+        number = min(np.uint32(table[slot]), np.uint32(num_distinct))
         while keys[number] != key or not _is_copy(data, starts, ends, firsts[number], span):
             slot = (slot + np.uint64(1)) & mask
-            number = min(np.uint32(table[slot]), np.uint32(found))
+            number = min(np.uint32(table[slot]), np.uint32(num_distinct))
         table[slot] = number
-        found += number == found
+        num_distinct += number == num_distinct
         numbers[span] = number
         copies[number] += 1
-    return numbers, copies[:found]
+    return numbers, copies[:num_distinct]
 
 
 @kernel
 def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int, span: int) -> bool:
-    """Whether a span with the key of an earlier one, or of itself, has its bytes."""
-    start, other = starts[span], starts[np.uint32(first)]
+    """Return True if a span with the key of an earlier one, or of itself, has its bytes."""
+    start, first_start = starts[span], starts[np.uint32(first)]
     length = ends[span] - start
-    same = ends[np.uint32(first)] - other == length
-    return same and (length <= 8 or same_bytes(data, other, start, length))
+    same = ends[np.uint32(first)] - first_start == length
+    return same and (length <= 8 or same_bytes(data, first_start, start, length))
 
 
 @kernel
 def keep_repeated(at: np.ndarray, numbers: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of n-grams at some positions, those whose number occurs more than once; renumbered, in the same order."""
+    """Keep n-grams whose number occurs more than once, and renumber them in the same order."""
     renumbered = np.empty(len(copies), np.int32)
     groups = 0
     for number in range(len(copies)):
@@ -109,40 +109,40 @@ def keep_repeated(at: np.ndarray, numbers: np.ndarray, copies: np.ndarray) -> tu
 
 @kernel
 def repeated_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The repeated words of a text, as n-grams of one word."""
+    """Return the repeated words of a text, as n-grams of one word."""
     numbers, copies = number_spans(data, starts, ends)
     return keep_repeated(np.arange(len(starts)).astype(np.int32), numbers, copies)
 
 
 @kernel
 def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """From the repeated n-grams of a text to its repeated (n+1)-grams: where two overlap in all but one word."""
+    """Return the repeated (n+1)-grams from the repeated n-grams, where two overlap in all but one word."""
     steps, keys = _likely_pairs(at, group)
     table = empty_table(len(steps))
     mask = np.uint64(len(table) - 1)
     longer_at, numbers = np.empty(len(steps), np.int32), np.empty(len(steps), np.int32)
     firsts, copies = np.empty(len(steps), np.uint64), np.zeros(len(steps), np.int32)
-    found = 0
+    num_groups = 0
     for pair in range(len(steps)):
         key = keys[pair]
         slot = (key * _ODD >> np.uint64(32)) & mask
-        firsts[found] = key  # as if it were new, as above
-        number = min(np.uint32(table[slot]), np.uint32(found))
+        firsts[num_groups] = key  # as if it were new, as above
+        number = min(np.uint32(table[slot]), np.uint32(num_groups))
         while firsts[number] != key:
             slot = (slot + np.uint64(1)) & mask
-            number = min(np.uint32(table[slot]), np.uint32(found))
+            number = min(np.uint32(table[slot]), np.uint32(num_groups))
         table[slot] = number
-        found += number == found
+        num_groups += number == num_groups
         copies[number] += 1
         longer_at[pair], numbers[pair] = at[steps[pair]], number
-    return keep_repeated(longer_at, numbers, copies[:found])
+    return keep_repeated(longer_at, numbers, copies[:num_groups])
 
 
 @kernel
 def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The n-grams that overlap with the next in all but one word, as another two might do: none that do are left out.
+    """Return n-grams that overlap with the next in all but one word and whose pair may be repeated.
 
-    Without a branch that depends on the text, since nobody could foretell where it goes.
+    All repeated pairs are included. The loop has no branch that depends on the text, since it would be unpredictable.
 
     Returns:
         steps: int32, indices of the first of two; keys: uint64, their two groups.
@@ -169,16 +169,17 @@ def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
 def top_ngram(
     at: np.ndarray, group: np.ndarray, copies: np.ndarray, chars: np.ndarray, n: int, longest: bool
 ) -> tuple[int, int]:
-    """The most frequent of repeated n-grams; of several the one with most code points, or else the first in the text.
+    """Return the most frequent repeated n-gram; of several the one with most code points, or else the first in the
+    text.
 
     Returns:
-        the word position of its first copy, and its number of copies; (-1, 0) where no n-gram is repeated.
+        the word position of its first copy, and its number of copies; (-1, 0) if no n-gram is repeated.
     """
-    best_at, best_copies, best_chars, seen = -1, 0, -1, 0
+    best_at, best_copies, best_chars, next_group = -1, 0, -1, 0
     for step in range(len(at)):
-        if group[step] < seen:
+        if group[step] < next_group:
             continue
-        seen += 1
+        next_group += 1
         number = copies[group[step]]
         if number < best_copies or (number == best_copies and not longest):
             continue
@@ -190,7 +191,7 @@ def top_ngram(
 
 @kernel
 def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Code points of the words that n-grams at these positions cover, each word once."""
+    """Return the code points of the words that n-grams at these positions cover, counting each word once."""
     covered, total = 0, 0
     for start in at:
         for word in range(max(start, covered), start + n):
@@ -201,18 +202,18 @@ def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
 
 @kernel
 def copied_segments(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool) -> tuple[int, int]:
-    """Number and code points of segments of which the text has several copies.
+    """Return number and code points of the segments that occur several times.
 
     Args:
-        first_counts: whether the first copy counts too.
+        first_counts: True if the first copy counts too.
     """
     starts, ends = likely_copied(data, starts, ends)
     numbers, copies = number_spans(data, starts, ends)
-    count, length, seen = 0, 0, 0
+    count, length, next_number = 0, 0, 0
     for segment in range(len(numbers)):
         number = numbers[segment]
-        is_first = number == seen
-        seen += is_first
+        is_first = number == next_number
+        next_number += is_first
         if copies[number] > 1 and (first_counts or not is_first):
             count += 1
             length += count_code_points(data, starts[segment], ends[segment])
@@ -221,9 +222,10 @@ def copied_segments(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, firs
 
 @kernel
 def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The spans that might equal another one: it has their length, their first and their last eight bytes.
+    """Return the spans that may equal another one, by length, first and last eight bytes.
 
-    None that does equal another is left out. Most are, and so nobody has to read the bytes between.
+    Every span that does equal another is included. Most spans differ from all others, so the bytes between are not
+    read.
     """
     table = np.zeros(table_size(4 * len(starts)), np.uint8)
     mask = np.uint64(len(table) - 1)
@@ -245,17 +247,17 @@ def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tup
 
 
 MOST_SHARED = 40
-"""So many bytes at the beginning of an n-gram are compared with others before the whole of it is."""
+"""Number of bytes at the beginning of an n-gram that are compared before the whole of it."""
 PADDING = MOST_SHARED
-"""Bytes after the last word, so that so many can be read at any."""
+"""Bytes after the last word, so that `MOST_SHARED` bytes can be read at any word."""
 
 
 @kernel
 def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of n words without anything between them.
+    """Return the bytes of n words without separators.
 
     Returns:
-        joined: uint8, and PADDING zeros; offsets: int64 of shape (n + 1,), where each word begins.
+        joined: uint8, and PADDING zeros; offsets: int64 of shape (n + 1,), the begin of each word.
     """
     offsets = np.empty(len(starts) + 1, np.int64)
     offsets[0] = 0
@@ -264,7 +266,7 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
     joined = np.empty(offsets[-1] + PADDING, np.uint8)
     for word in range(len(starts)):
         start, to = starts[word], offsets[word]
-        if ends[word] - start <= 16 and start + 16 <= len(data):  # what is too much, the next word overwrites
+        if ends[word] - start <= 16 and start + 16 <= len(data):  # the next word overwrites excess bytes
             store64(joined, to, load64(data, start))
             store64(joined, to + 8, load64(data, start + 8))
         else:
@@ -276,7 +278,7 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
 
 @kernel
 def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """How many bytes from each word on are likely to be those from another word on too.
+    """Return how many bytes from each word on probably occur from another word on too.
 
     Returns:
         uint8, one value per word: 0, 16, 24, 32 or 40 (MOST_SHARED, which may be more); never too few.
@@ -305,7 +307,7 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 def _share_more(
     joined: np.ndarray, offsets: np.ndarray, words: np.ndarray, values: np.ndarray, length: int
 ) -> np.ndarray:
-    """Of words that share eight bytes less, those that are likely to share so many; `values` are their hashes."""
+    """Return the words, sharing eight bytes less, that probably share `length` bytes; `values` are their hashes."""
     shift = np.uint64(_shift(len(words)))
     counts = np.zeros(1 << 64 - shift, np.uint8)
     for word in words:
@@ -322,7 +324,7 @@ def _share_more(
 
 @kernel
 def _shift(entries: int) -> int:
-    """By how many bits a 64-bit hash is shifted for a table of at least eight places per entry."""
+    """Return the shift of a 64-bit hash for a table of at least eight slots per entry."""
     bits = 6
     while 1 << bits < 8 * entries:
         bits += 1
@@ -331,14 +333,14 @@ def _shift(entries: int) -> int:
 
 @kernel
 def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int) -> np.ndarray:
-    """The word positions at which an n-gram might equal that at another position; none that does is left out.
+    """Return the word positions at which an n-gram may equal that at another position, including all that do.
 
-    An n-gram of sixteen bytes or more has to share its bytes; shorter ones are rare.
+    An n-gram of sixteen bytes or more must share its bytes; shorter ones are rare.
 
     Args:
-        offsets: what `join_words` returns.
-        shared: what `shared_starts` returns.
-        before: int32 positions, ascending: what this function returned for a smaller n, or all.
+        offsets: offsets from `join_words`.
+        shared: result of `shared_starts`.
+        before: int32 positions, ascending: the result of this function for a smaller n, or all positions.
     """
     words = len(offsets) - 1
     positions = np.empty(len(before), np.int32)
@@ -354,7 +356,7 @@ def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n
 
 @kernel
 def _alike(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: int) -> np.ndarray:
-    """Of positions of n-grams those whose length and first bytes (sixteen at most) are likely to be another's too."""
+    """Return positions of n-grams whose length and first bytes (at most sixteen) probably equal another's."""
     shift = np.uint64(_shift(len(candidates)))
     counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(len(candidates), np.uint64)
     for number in range(len(candidates)):
@@ -367,20 +369,20 @@ def _alike(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: i
         value = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
         values[number] = value
         counts[value >> shift] = min(counts[value >> shift] + 1, 2)
-    alike, found = np.empty(len(candidates), np.int32), 0
+    alike, num_alike = np.empty(len(candidates), np.int32), 0
     for number in range(len(candidates)):
-        alike[found] = candidates[number]
-        found += counts[values[number] >> shift] > 1
-    return alike[:found]
+        alike[num_alike] = candidates[number]
+        num_alike += counts[values[number] >> shift] > 1
+    return alike[:num_alike]
 
 
 @kernel
 def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Code points of the n-grams that were there before, in one walk that jumps over each of them.
+    """Return the code points of n-grams that occurred before, in one walk that jumps over each of them.
 
     Args:
-        candidates: what `likely_copies` returns for this n.
-        chars: code points of every word.
+        candidates: result of `likely_copies` for this n.
+        chars: number of code points of every word.
     """
     candidates = _alike(joined, offsets, candidates, n)
     if len(candidates) < 2:
@@ -396,13 +398,13 @@ def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray
         start, end = offsets[word], offsets[word + n]
         value = hash_bytes(joined, start, end)
         slot = value & mask
-        found = False
-        while table[slot] >= 0 and not found:
-            other = candidates[table[slot]]
-            same = hashes[table[slot]] == value and offsets[other + n] - offsets[other] == end - start
-            found = same and same_bytes(joined, offsets[other], start, end - start)
+        is_copy = False
+        while table[slot] >= 0 and not is_copy:
+            earlier = candidates[table[slot]]
+            same = hashes[table[slot]] == value and offsets[earlier + n] - offsets[earlier] == end - start
+            is_copy = same and same_bytes(joined, offsets[earlier], start, end - start)
             slot = (slot + np.uint64(1)) & mask
-        if found:
+        if is_copy:
             total += chars[word : word + n].sum()
             next_word = word + n
         else:

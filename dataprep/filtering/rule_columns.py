@@ -1,6 +1,6 @@
-"""What each rule set measures: its columns, and the edges of their histograms.
+"""Columns of each rule set, and the edges of their histograms.
 
-Whoever asks only which columns there are imports no kernel. Each module of rules fills the columns that it names here.
+Code that only needs the columns imports no kernel. Each module of rules fills the columns that it defines here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ REPETITION_STATISTICS = (
     *(f"top_{n}gram_char_ratio" for n in TOP_NGRAMS),
     *(f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS),
 )
-"""These two are Gopher's. `words` is int64; `stop_words`, which can be NaN, is float64 like the rest."""
+"""Statistics of Gopher's two rule sets. `words` is int64; `stop_words`, which can be NaN, is float64 like the
+others."""
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 FINEWEB_STATISTICS = (
     "filled_lines",
@@ -56,7 +57,7 @@ CURATOR_SHARES = (
     "unended_line_ratio",
 )
 CODE_INTEGERS = ("generated_markers", "minified", "code_lines", "longest_encoded_characters", "code_tokens")
-"""Those of `code` that are whole numbers and never null (int64); all others of it are float64."""
+"""Columns of `code` that are whole numbers and never null (int64); all its others are float64."""
 CODE_COUNTS = (
     *CODE_INTEGERS,
     "xml_header",
@@ -72,12 +73,12 @@ URL_STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "u
 
 
 def shares(*names: str) -> dict[str, Edges]:
-    """Columns between 0 and 1."""
+    """Return the histogram edges of columns between 0 and 1."""
     return dict.fromkeys(names, SHARE_EDGES)
 
 
 def counts(*names: str) -> dict[str, Edges]:
-    """Columns of whole numbers."""
+    """Return the histogram edges of columns of whole numbers."""
     return dict.fromkeys(names, COUNT_EDGES)
 
 
@@ -102,5 +103,5 @@ RULE_COLUMNS: Mapping[str, Mapping[str, Edges]] = {
 
 
 def edges(statistic: str) -> Edges:
-    """The histogram edges of a column."""
+    """Return the histogram edges of a column."""
     return next(columns[statistic] for columns in RULE_COLUMNS.values() if statistic in columns)

@@ -1,9 +1,9 @@
-"""The rule sets that the stage `filter` knows: how each measures its columns (`rule_columns.py`).
+"""Rule sets of the stage `filter`, with the functions that measure their columns (`rule_columns.py`).
 
-To add one: a section with its thresholds as a field of `mixtures.steps.rules.Rules`, and an entry of the same name
+To add one: add a section with its thresholds as a field of `mixtures.steps.rules.Rules`, and an entry of the same name
 here and in `RULE_COLUMNS`. A field `min_x` or `max_x` of the section bounds the column `x` (see
-`dataprep/thresholds.py`); every other field is an option, which the function that measures may look at. Columns are
-numbers, and no two sets share a name.
+`dataprep/thresholds.py`); every other field is an option for the measuring function. Columns are numbers, and no two
+sets share a name.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from gristmill.dataprep.words.language_words import language_names
 from gristmill.mixtures.steps.rules import Rules, configured_names
 
 Columns = Mapping[str, np.ndarray]
-"""Column -> int64 or float64 of shape (n,); NaN where a statistic does not apply, which every threshold passes."""
+"""Column -> int64 or float64 of shape (n,); NaN if a statistic does not apply, which every threshold passes."""
 
 MeasureRules = Callable[[pa.Table, Rules], Columns]
-"""A pure function of n rows and of which sets are configured, and with which options, to the columns of those sets.
+"""A pure function of n rows and the rules, with the options of the configured sets, to the columns of those sets.
 
-The rows have the column `text`, and the others that the set asks for; a column that no stage has written so far is
-null on every row.
+The rows have the column `text`, and the others that the set reads; a column that no stage has written is null on every
+row.
 """
 
 
 @dataclass(frozen=True)
 class RuleSet:
-    """What the stage has to know about a rule set."""
+    """Facts that the stage needs about a rule set."""
 
     measure: MeasureRules
-    """Sets that have the same function are measured by one call."""
+    """Function that measures the columns; sets with the same function are measured by one call."""
     reads: tuple[str, ...] = ()
-    """Further columns that it reads: of the documents (`locator`, `metadata`), or of the stages before (`language`)."""
+    """Further columns that it reads: of the documents (`locator`, `metadata`), or of earlier stages (`language`)."""
 
 
 def _measure_mc4(rows: pa.Table, rules: Rules) -> Columns:
@@ -104,26 +104,26 @@ RULE_SETS: dict[str, RuleSet] = {
 
 
 def configured_sets(rules: Rules) -> dict[str, Any]:
-    """The rule sets that are switched on: name -> section, in the order in which `Rules` declares them."""
+    """Return the enabled rule sets: name -> section, in the order in which `Rules` declares them."""
     return {name: getattr(rules, name) for name in configured_names(rules)}
 
 
 def columns_read(rule_sets: Iterable[str]) -> list[str]:
-    """What rule sets read beside the text, each column once."""
-    return list(dict.fromkeys(name for chosen in rule_sets for name in RULE_SETS[chosen].reads))
+    """Return the columns that rule sets read besides the text, each once."""
+    return list(dict.fromkeys(column for name in rule_sets for column in RULE_SETS[name].reads))
 
 
 def measure(
     rows: pa.Table, rules: Rules, rule_sources: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> dict[str, np.ndarray]:
-    """Measure what the configured rule sets look at, and no more.
+    """Measure only the statistics of the configured rule sets.
 
     Args:
-        rows: n rows with `text` and what `columns_read` says, and with `source` where `rule_sources` is given.
-        rule_sources: rule set -> the only sources that it judges, where those are not all.
+        rows: n rows with `text` and the columns of `columns_read`, and with `source` if `rule_sources` is given.
+        rule_sources: rule set -> the only sources that it judges, if not all.
 
     Returns:
-        column -> int64 or float64 of shape (n,). A set with `rule_sources` has float64 alone, NaN for other sources.
+        column -> int64 or float64 of shape (n,). A set with `rule_sources` has only float64, NaN for other sources.
     """
     configured = configured_sets(rules)
     measured = _measure_all(rows, rules, [name for name in configured if name not in rule_sources])
@@ -140,7 +140,9 @@ def measure(
 
 
 def _measure_all(rows: pa.Table, rules: Rules, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """What some of the configured sets measure; one call for all that have the same function."""
-    only = Rules(**{name: getattr(rules, name) for name in names})
-    functions = dict.fromkeys(RULE_SETS[name].measure for name in names)
-    return {name: values for function in functions for name, values in function(rows, only).items()}
+    """Return the columns of some of the configured sets, with one call for all that have the same function."""
+    selected = Rules(**{name: getattr(rules, name) for name in names})
+    columns: dict[str, np.ndarray] = {}
+    for function in dict.fromkeys(RULE_SETS[name].measure for name in names):
+        columns |= function(rows, selected)
+    return columns

@@ -1,7 +1,7 @@
-"""What C4's and mC4's rules for documents look at (Raffel et al. 2020, section 2.2; Xue et al. 2021, section 3.1).
+"""Statistics of C4's and mC4's rules for documents (Raffel et al. 2020, section 2.2; Xue et al. 2021, section 3.1).
 
 The definitions are those of the released code (TensorFlow Datasets, text/c4_utils.py), which applies all but the first
-to what its rules for lines have left: so let the stage `clean` with `lines: [c4]` run before `filter`.
+after its rules for lines: so run the stage `clean` with `lines: [c4]` before `filter`.
 
 - document_characters: code points. C4's code applies this rule to the page as it was read.
 - sentences: as `lines_and_sentences.py` counts them; C4's code adds up Punkt's sentences of each line.
@@ -62,21 +62,21 @@ def _measure_texts(
 
 
 @kernel
-def _count_byte(data: np.ndarray, begin: int, end: int, wanted: int) -> int:
+def _count_byte(data: np.ndarray, begin: int, end: int, value: int) -> int:
     count = 0
     for byte in data[begin:end]:
-        count += byte == wanted
+        count += byte == value
     return count
 
 
 @kernel
-def _count_long_lines(data: np.ndarray, offsets: np.ndarray, least: int) -> np.ndarray:
+def _count_long_lines(data: np.ndarray, offsets: np.ndarray, min_characters: int) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     for text in range(len(counts)):
         line, end = offsets[text], offsets[text + 1]
         while line <= end:
             stop = skip_to_newlines(data, line, end, 1)
             # A line has at most as many code points as bytes.
-            counts[text] += stop - line >= least and count_code_points(data, line, stop) >= least
+            counts[text] += stop - line >= min_characters and count_code_points(data, line, stop) >= min_characters
             line = stop + 1
     return counts

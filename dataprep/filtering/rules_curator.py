@@ -1,24 +1,25 @@
-"""What NeMo Curator's heuristics look at beside Gopher's rules (stages/text/filters/heuristic/string.py, 1.3).
+"""Statistics of NeMo Curator's heuristics besides Gopher's rules (stages/text/filters/heuristic/string.py, 1.3).
 
 Shares of all code points of the text:
 
 - non_alphanumeric_ratio: all but ASCII letters and digits, newlines and `?`, `!`, `,`, `.`.
 - digit_ratio: ASCII digits.
-- url_char_ratio: what matches `http://` or `https://` and, at least once, ASCII letters and digits, the characters
-  `$-_@.&+!*(),` and percent-encoded bytes. A slash is none of these: a URL counts up to the end of its host, as in
+- url_char_ratio: matches of `http://` or `https://` followed by at least one of ASCII letters and digits, the
+characters
+  `$-_@.&+!*(),` and percent-encoded bytes. A slash is not among them: a URL counts up to the end of its host, as in
   Curator's code.
 - whitespace_ratio: space, tab, newline, carriage return and backspace.
 - bracket_ratio: the characters `()[]{}⟨⟩`.
 
 Shares of parts of the text:
 
-- boilerplate_paragraph_ratio: paragraphs (between double newlines, empty ones included) that have one of BOILERPLATE,
-  ASCII letters in any case; 1 where the text has `lorem ipsum`. Curator also lists five cookie notices in full; two of
-  them have a phrase of BOILERPLATE, and of the other three it has the beginnings.
-- unended_line_ratio: lines (anything but whitespace between newlines) that end, trailing whitespace aside, in none of
-  `.`, `?`, `!`, `"` and `'`.
+- boilerplate_paragraph_ratio: paragraphs (between double newlines, including empty ones) that have one of
+  BOILERPLATE, ASCII letters in any case; 1 if the text has `lorem ipsum`. Curator also lists five cookie notices in
+  full; two of them contain a phrase of BOILERPLATE, and the beginnings of the other three are in it.
+- unended_line_ratio: lines (with anything but whitespace, between newlines) whose last character, ignoring trailing
+  whitespace, is not one of `.`, `?`, `!`, `"` and `'`.
 
-And longest_word_characters: code points of the longest word between whitespace. Of text without any code point, or
+And longest_word_characters: code points of the longest word between whitespace. For a text without any code point, or
 line, the shares are 1, so that it is dropped.
 """
 
@@ -56,7 +57,7 @@ _ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (np.uint8(1 << bit) for 
 
 
 def _byte_classes() -> np.ndarray:
-    """Flags of every ASCII character: uint8 of shape (128,)."""
+    """Return the flags of every ASCII character: uint8 of shape (128,)."""
     letters, digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
     classes = np.zeros(128, np.uint8)
     for flag, members in (
@@ -142,7 +143,7 @@ def _measure_characters(data: np.ndarray, begin: int, end: int, classes: np.ndar
 
 @kernel
 def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
-    """Where the URL that begins here ends; `at` where none does. Everything in it is ASCII."""
+    """Return the end of the URL that begins here; `at` if there is none. URLs are ASCII."""
     scheme = at + 4
     for step in range(4):
         if at + step >= end or data[at + step] != (0x68, 0x74, 0x74, 0x70)[step]:
@@ -164,13 +165,13 @@ def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
 
 @kernel
 def _boilerplate_ratio(data: np.ndarray, begin: int, end: int, boilerplate: Phrases) -> float:
-    paragraphs, found, paragraph = 0, 0, begin
+    paragraphs, matching, paragraph = 0, 0, begin
     while paragraph <= end:
         stop = skip_to_newlines(data, paragraph, end, 2)
         paragraphs += 1
-        found += count_phrases(data, paragraph, stop, boilerplate) > 0
+        matching += count_phrases(data, paragraph, stop, boilerplate) > 0
         paragraph = stop + 2
-    return found / paragraphs
+    return matching / paragraphs
 
 
 @kernel

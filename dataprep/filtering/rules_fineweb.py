@@ -1,12 +1,12 @@
-"""What FineWeb's own rules look at (Penedo et al. 2024, section 3.6; datatrove, filters/fineweb_quality_filter.py).
+"""Statistics of FineWeb's own rules (Penedo et al. 2024, section 3.6; datatrove, filters/fineweb_quality_filter.py).
 
-- filled_lines: lines with anything but whitespace. Lines are what `text.split("\\n")` has, and are not stripped.
+- filled_lines: lines with anything but whitespace. Lines are those of `text.split("\\n")`, and are not stripped.
 - terminal_line_ratio: filled lines whose last code point is one of FineWeb's 159 terminal marks
-  (TERMINAL_RANGES in `lines_and_sentences.py`; no quotation marks, and a trailing space is what a line ends in) /
-  filled lines.
+  (TERMINAL_RANGES in `lines_and_sentences.py`; quotation marks are not among them, and a trailing space counts as the
+  last code point) / filled lines.
 - short_line_ratio: filled lines of at most `short_line_characters` code points / filled lines.
-- repeated_line_char_ratio: code points of filled lines that the text had before, the first copy free / code points of
-  the text without its newlines.
+- repeated_line_char_ratio: code points of filled lines that the text had before, the first copy not counted / code
+  points of the text without its newlines.
 - newline_word_ratio: newlines / words. datatrove counts the tokens of spaCy's English tokenizer; here they are those of
   `lines_and_sentences.count_words`, and with `words: language` those of datatrove's tokenizer for the text's language.
   Given equal words, all five are bit-equal to datatrove's; with its own it reached the same verdict on each of 300
@@ -58,9 +58,9 @@ def fineweb_statistics(
 def _count_other_words(
     data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None], values: np.ndarray
 ) -> None:
-    """Write newlines per word of the language's tokenizer, of texts with a filled line."""
-    found = language_words(data, offsets, languages)
-    counts = np.diff(found.words.offsets)[found.places]
+    """Write newlines per word of the language's tokenizer, for texts with a filled line."""
+    segmented = language_words(data, offsets, languages)
+    counts = np.diff(segmented.words.offsets)[segmented.places]
     for text in np.flatnonzero(values[:, 0]):
         newlines = _count_newlines(data, offsets[text], offsets[text + 1])
         values[text, 4] = newlines / counts[text] if counts[text] else 0.0
@@ -102,7 +102,7 @@ def _count_newlines(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def _ends_in_terminal_mark(data: np.ndarray, end: int, classes: np.ndarray) -> bool:
-    """Whether the last code point before `end` is a terminal mark; there is one."""
+    """Return True if the last code point before `end`, which exists, is a terminal mark."""
     last = end - 1
     while data[last] & 0xC0 == 0x80:
         last -= 1

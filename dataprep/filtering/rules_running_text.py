@@ -1,16 +1,17 @@
-"""What tells running English from placeholder text and from words in a random order.
+"""Statistics that separate running English from placeholder text and from words in a random order.
 
 Of every text:
 
 - placeholder_phrases: occurrences of `lorem ipsum`, ASCII letters in any case.
 - lettered_word_ratio: whitespace words with a letter / words. Not counted are words without a letter that mark an item
-  of a list (the first one or two words of a line: `1.`, `-`, `• 200`), belong to arithmetic (in a line with `=`), or are
-  numbers in a sentence (in a line with as many words with a letter, or more). NaN where no word counts.
-
-Of texts in English, or whose language is not known (NaN for others), on the words of `word_breaks.segmented_words`:
+  - lettered_word_ratio: whitespace words with a letter / words. Words without a letter are not counted if they mark an
+    item of a list (the first one or two words of a line: `1.`, `-`, `• 200`), belong to arithmetic (in a line with
+        `=`),
+    or are numbers in a sentence (in a line with at least as many words with a letter). NaN if no word counts.
 
 - eflaw: McAlpine's EFLAW score, (words + words of at most three code points) / sentences, which GneissWeb calls
-  readability (Gohari et al. 2025, section 3.2). Sentences are those of `lines_and_sentences.py`, words those of UAX #29;
+  readability (Gohari et al. 2025, section 3.2). Sentences are those of `lines_and_sentences.py`, words those of UAX
+      #29;
   GneissWeb takes both from textstat.
 - function_word_ratio: words in FUNCTION_WORDS, in any case / words.
 - stray_determiner_ratio: of the words in DETERMINERS that have one space or newline and a word behind them, those whose
@@ -54,19 +55,19 @@ FUNCTION_WORDS = (
 ).split()
 """Articles, pronouns, prepositions, conjunctions and auxiliaries: the closed classes of English."""
 LEAST_DETERMINERS = 8
-"""With fewer one slip of the pen would be over the threshold."""
+"""Smallest number of determiners; with fewer, one slip of the pen would exceed the threshold."""
 LONGEST_MINI_WORD = 3
 LONGEST_MARKER = 2
-"""Words without a letter at the beginning of a line: the marker of an item, and an amount."""
+"""Number of words without a letter at the beginning of a line: the marker of an item, and an amount."""
 LONGEST_LISTED = 8
-"""Bytes of a listed word: what one key holds."""
+"""Bytes of the longest listed word: the capacity of a key."""
 ENGLISH = "en"
 HYPHEN, SPACE, NEWLINE, EQUALS = np.uint8(0x2D), np.uint8(0x20), np.uint8(0x0A), np.uint8(0x3D)
 _PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
 
 def _keys(words: Sequence[str]) -> np.ndarray:
-    """Words of ASCII as sorted keys of `first_bytes`."""
+    """Return words of ASCII as sorted keys of `first_bytes`."""
     return np.sort(np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64))
 
 
@@ -81,7 +82,7 @@ def running_text_statistics(
 
     Args:
         texts: n strings; null counts as empty.
-        languages: one code per text, None where it is not known.
+        languages: one code per text, None if unknown.
 
     Returns:
         statistic -> float64 of shape (n,).
@@ -156,7 +157,7 @@ def _measure_texts(
 
 @kernel
 def _lettered_share(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> float:
-    """Words with a letter / words that count; NaN where none does."""
+    """Return words with a letter / words that count; NaN if no word counts."""
     lettered, others = 0, 0
     while begin < end:
         line_end = skip_to_newlines(data, begin, end, 1)

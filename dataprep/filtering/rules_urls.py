@@ -1,13 +1,13 @@
-"""What the rule set `urls` looks at: whether a document's URL is on one of the user's lists, or has words from them.
+"""Statistics of the rule set `urls`: matches of a document's URL, or of words in it, with the user's lists.
 
-- url_blocked_domain: 1 where the host, or what is left of it without some of its first labels, is in `block_domains`.
-- url_blocked_page: 1 where the normalised URL (`urls.normalise_url`) is that of an entry of `block_urls`.
-- url_hard_words, url_soft_words: distinct entries whose words stand in the URL, one after the other. Words are maximal
-  runs of ASCII letters and digits, in the URL and in an entry.
+- url_blocked_domain: 1 if the host, or the host without some of its first labels, is in `block_domains`.
+- url_blocked_page: 1 if the normalised URL (`urls.normalise_url`) is that of an entry of `block_urls`.
+- url_hard_words, url_soft_words: distinct entries whose words occur consecutively in the URL. Words are maximal runs of
+  ASCII letters and digits, in the URL and in an entry.
 - url_strict_words: places of the URL, without its `-` and `.`, where an entry (without them) ends.
 
-All in lower case, which datatrove forgets for the words of the URL (`filters/url_filter.py`). Words and parts are
-looked for in the URL as the document has it, without its scheme. Everything is NaN for a document without a URL.
+All in lower case, unlike the words of the URL in datatrove (`filters/url_filter.py`). Words and parts are searched in
+the document's URL as it is, without its scheme. Everything is NaN for a document without a URL.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _UNSTRICT = str.maketrans("", "", "-.")
 
 def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
     """Measure URL_STATISTICS of n documents (columns `locator`, `metadata`): float64 of shape (n,); NaN without URL."""
-    found = document_urls(rows)
-    have = np.array([url is not None for url in found], bool)
-    urls = [url for url in found if url is not None]
+    all_urls = document_urls(rows)
+    has_url = np.array([url is not None for url in all_urls], bool)
+    urls = [url for url in all_urls if url is not None]
     plain = [_SCHEME.sub("", url.lower()) for url in urls]
     measured = {
         "url_blocked_domain": _blocked_domains(urls, options.block_domains),
@@ -49,14 +49,14 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
         "url_soft_words": _count_words(plain, options.soft_words),
         "url_strict_words": _count_parts(plain, options.strict_words),
     }
-    columns = {name: np.full(len(found), np.nan) for name in URL_STATISTICS}
+    columns = {name: np.full(len(all_urls), np.nan) for name in URL_STATISTICS}
     for name, values in measured.items():
-        columns[name][have] = values
+        columns[name][has_url] = values
     return columns
 
 
 def listed_domain(entry: str) -> str:
-    """An entry of a list of domains as a host; lists write `*.a.org` or `.a.org` for `a.org`, too."""
+    """Return an entry of a list of domains as a host; lists may write `*.a.org` or `.a.org` for `a.org`."""
     return normalise_host(entry.lstrip("*."))
 
 
@@ -66,8 +66,8 @@ def _blocked_domains(urls: list[str], path: str | None) -> np.ndarray:
         return blocked
     hosts = [url_host(url) for url in urls]
     names = [(row, host[at:]) for row, host in enumerate(hosts) for at in _label_starts(host)]
-    hit = contained(hash_strings([name for _, name in names]), hashed_list(path, listed_domain))
-    blocked[[row for (row, _), found in zip(names, hit, strict=True) if found]] = 1
+    is_listed = contained(hash_strings([name for _, name in names]), hashed_list(path, listed_domain))
+    blocked[[row for (row, _), listed in zip(names, is_listed, strict=True) if listed]] = 1
     return blocked
 
 

@@ -1,4 +1,4 @@
-"""What the rule sets `bad_words` and `toxicity` look at.
+"""Statistics of the rule sets `bad_words` and `toxicity`.
 
 - bad_words: places of the text where at least one entry of its language's list ends. Text and entries are in lower
   case, code point by code point; in languages that are not `unspaced` no word character may be next to the entry, as in
@@ -6,8 +6,8 @@
 - bad_word_ratio: bytes that belong to entries / bytes of the text in lower case; 0 for empty text.
 - toxicity: probability that a fastText model gives a label, of the text with each run of whitespace as one space.
 
-The language is what the stage `langid` measured, up to a hyphen, else the option `language`. Both statistics of a
-document whose language has no list are NaN, and so is the toxicity of a text without a word.
+The language is the one that the stage `langid` measured, up to a hyphen, or else the option `language`. Both statistics
+of a document whose language has no list are NaN, as is the toxicity of a text without a word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gristmill.mixtures.steps.rules import BadWords, Toxicity
 
 
 class ToxicityModelError(ValueError):
-    """The model of the rule set `toxicity` cannot judge."""
+    """The model of the rule set `toxicity` does not have the label."""
 
 
 def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarray]:
@@ -36,18 +36,18 @@ def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarr
     ]
     places, shares = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     for language in sorted({language for language in languages if language in options.lists}):
-        chosen = np.flatnonzero([other == language for other in languages])
-        texts = lower(rows["text"].take(pa.array(chosen)))
+        rows_of_language = np.flatnonzero([code == language for code in languages])
+        texts = lower(rows["text"].take(pa.array(rows_of_language)))
         entries = bad_word_automaton(options.lists[language], options.allowed.get(language, ()))
-        places[chosen], covered = count(texts, entries, language not in options.unspaced)
+        places[rows_of_language], covered = count(texts, entries, language not in options.unspaced)
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        shares[chosen] = covered / np.maximum(sizes, 1)
+        shares[rows_of_language] = covered / np.maximum(sizes, 1)
     return {"bad_words": places, "bad_word_ratio": shares}
 
 
 @lru_cache(maxsize=64)
 def bad_word_automaton(path: str, allowed: tuple[str, ...]) -> Automaton:
-    """What finds the entries of a list but those that are allowed."""
+    """Return the automaton of a list without the allowed entries."""
     return build(entry for entry in read_list(path) if entry not in allowed)
 
 
