@@ -356,8 +356,8 @@ class Store:
 def _remove_but(folder: Path, kept: list[Path]) -> None:
     """Remove a folder's content except some paths and their parent folders.
 
-    Other hosts may write there until they have seen the commit, so folders are renamed before they are removed.
-    first, under which nobody adds to it.
+    Other hosts may write there until they have seen the commit, so a folder is renamed first, to an unknown name. In an
+    object store, which has no folders, it is not renamed.
     """
     for item in folder.iterdir():
         if item in kept:
@@ -365,16 +365,10 @@ def _remove_but(folder: Path, kept: list[Path]) -> None:
         if any(item in path.parents for path in kept):
             _remove_but(item, kept)
         elif item.is_dir():
-            remove_tree(_put_aside(item))
+            unknown_name = f"{item.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}"
+            remove_tree(item.rename(item.with_name(unknown_name)) if is_local(item) else item)
         else:
             item.unlink(missing_ok=True)
-
-
-def _put_aside(folder: Path) -> Path:
-    """Rename a folder to an unknown name; in an object store, which has no folders, it stays."""
-    if not is_local(folder):
-        return folder
-    return folder.rename(folder.with_name(f"{folder.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}"))
 
 
 def remove_tree(path: Path) -> None:
