@@ -5,9 +5,8 @@ Shares of all code points of the text:
 - non_alphanumeric_ratio: all but ASCII letters and digits, newlines and `?`, `!`, `,`, `.`.
 - digit_ratio: ASCII digits.
 - url_char_ratio: matches of `http://` or `https://` followed by at least one of ASCII letters and digits, the
-characters
-  `$-_@.&+!*(),` and percent-encoded bytes. A slash is not among them: a URL counts up to the end of its host, as in
-  Curator's code.
+  characters `$-_@.&+!*(),` and percent-encoded bytes. A slash is not among them: a URL counts up to the end of its
+  host, as in Curator's code.
 - whitespace_ratio: space, tab, newline, carriage return and backspace.
 - bracket_ratio: the characters `()[]{}⟨⟩`.
 

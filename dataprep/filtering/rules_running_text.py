@@ -3,18 +3,17 @@
 Of every text:
 
 - placeholder_phrases: occurrences of `lorem ipsum`, ASCII letters in any case.
-- lettered_word_ratio: whitespace words with a letter / words. Not counted are words without a letter that mark an item
-  - lettered_word_ratio: whitespace words with a letter / words. Words without a letter are not counted if they mark an
-    item of a list (the first one or two words of a line: `1.`, `-`, `• 200`), belong to arithmetic (in a line with
-        `=`),
-    or are numbers in a sentence (in a line with at least as many words with a letter). NaN if no word counts.
+- lettered_word_ratio: whitespace words with a letter / words. Words without a letter are not counted if they mark an
+  item of a list (the first one or two words of a line: `1.`, `-`, `• 200`), belong to arithmetic (in a line with `=`),
+  or are numbers in a sentence (in a line with at least as many words with a letter). NaN if no word counts.
+
+Of texts in English, or in an unknown language (NaN for others), on the words of `word_breaks.segmented_words`:
 
 - eflaw: McAlpine's EFLAW score, (words + words of at most three code points) / sentences, which GneissWeb calls
-  readability (Gohari et al. 2025, section 3.2). Sentences are those of `lines_and_sentences.py`, words those of UAX
-      #29;
-  GneissWeb takes both from textstat.
+  readability (Gohari et al. 2025, section 3.2). Sentences are those of `lines_and_sentences.py`, words those of
+  UAX #29; GneissWeb takes both from textstat.
 - function_word_ratio: words in FUNCTION_WORDS, in any case / words.
-- stray_determiner_ratio: of the words in DETERMINERS that have one space or newline and a word behind them, those whose
+- stray_determiner_ratio: of the words in DETERMINERS that one space or newline and a word follow, those whose
   next word is one of NEVER_NEXT and not the first part of a compound (`the in-crowd`). NaN below LEAST_DETERMINERS.
 
 Words in a random order have their function words in each other's places, which no grammatical sentence has. A chain in

@@ -47,13 +47,11 @@ class Stage:
         launch: a plain process, or torchrun on every rank.
         needs_torch: True if it computes with a model, for which the extra `train` is installed.
         needs_libraries: libraries of extras that it requires besides torch: (settings of a step, or the manifest) ->
-            the
-            key that requires each, empty for the stage itself, and its name in `EXTRA_OF` of
+            the key that requires each, empty for the stage itself, and its name in `EXTRA_OF` of
             flows/running/missing_libraries.py.
         section: for a step of `prepare`, the model of its settings; other stages have a section of the manifest.
         columns: for a step, the columns that it may measure with these settings, known before it runs. A setting
-            `min_x`
-            or `max_x` bounds the column `x`: `explain` shows it, `whatif` tries another bound.
+            `min_x` or `max_x` bounds the column `x`: `explain` shows it, `whatif` tries another bound.
         leaves_out: for a step, settings with a file that is the same in any place: they are not part of its recipe, and
             the file need not exist beforehand.
         recipe: for a step, its recipe: (settings, these as JSON with listings in place of outside files) -> recipe.
@@ -64,8 +62,7 @@ class Stage:
         is_short: for such a stage, True if there is nothing to divide with this recipe.
         asks: the part of a manifest with the language models that it asks; those of a step are in its settings.
         preflight: problems with its settings, found beforehand: (manifest, its name there, step of `prepare` -> the
-            columns
-            that it may measure) -> locations and messages.
+            columns that it may measure) -> locations and messages.
         trained: for a training whose steps can be traced, the model of its recipe.
         rows: for such a training, the kind of things in the rows that it reads.
         makes_model: True if its output is a model that can generate text.
