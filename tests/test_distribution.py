@@ -27,7 +27,8 @@ def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: P
         path = tmp_path / "tests" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(TESTS.format(log=str(log), name=name.partition("/")[0]))
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "tests")
+    for name in ("conftest.py", "seconds.json"):
+        shutil.copy(Path(__file__).with_name(name), tmp_path / "tests")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": str(Path(__file__).parents[1]),

@@ -99,7 +99,7 @@ def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:
 def test_a_checkout_that_is_not_installed_has_the_package_and_what_lies_beside_it(tmp_path: Path) -> None:
     code = "-c import gristmill, gristmill.core.seeds as seeds; print(gristmill.__version__, seeds.__file__)"
     version, file = in_a_new_process(code, tmp_path, PYTHONPATH=str(ROOT)).split()
-    assert (version, Path(file)) == (gristmill.__version__, ROOT / "dataprep" / "seeds.py")
+    assert (version, Path(file)) == (gristmill.__version__, ROOT / "core" / "seeds.py")
 
 
 def test_an_installed_package_looks_only_inside_itself(tmp_path: Path) -> None:

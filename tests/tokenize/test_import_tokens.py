@@ -295,7 +295,7 @@ def test_unsuitable_file_is_rejected_with_the_fix(module_stages: Any, prepared: 
         ("wide.bin", {"format": "memmap", "dtype": "uint16"}, "`dtype: uint32`"),
         ("wide.bin", {"format": "memmap"}, "set `dtype:`"),
         ("cut.bin", {}, r"header says [\d,]+ tokens, but it holds"),
-        ("questions.bin", {}, "questions.bin .*multiple-choice"),
+        ("questions.bin", {}, "questions.bin: .*multiple-choice"),
         ("m.bin", {}, "has 2 bytes, but its index says 6"),
     ):
         with pytest.raises(TokenFileError, match=message):
