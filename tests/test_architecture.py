@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "gristmill")
 """Layers from the lowest to the highest; the last one only exports the package's public names."""
@@ -47,6 +49,7 @@ def imported_layer(name: str) -> str | None:
     return layer if layer in LAYERS else "gristmill"
 
 
+@pytest.mark.slow
 def test_imports_never_go_upwards() -> None:
     upwards = []
     for path in MODULES:
@@ -61,6 +64,7 @@ def test_imports_never_go_upwards() -> None:
     assert upwards == []
 
 
+@pytest.mark.slow
 def test_no_file_imports_itself_through_others_not_even_within_a_function() -> None:
     files = {module_name(path) for path in MODULES}
     imports_by_module = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
@@ -121,6 +125,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.slow
 def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> None:
     """The imports of a run's start delay its first stage; numba takes longer than all others together."""
     (tmp_path / "m.yaml").write_text(
@@ -142,11 +147,13 @@ def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
     assert loaded & HEAVY == set()
 
 
+@pytest.mark.slow
 def test_preparing_modules_do_not_load_torch() -> None:
     names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "dataprep")
     assert "torch" not in modules_loaded_by(f"import {names}")
 
 
+@pytest.mark.slow
 def test_questions_do_not_load_torch() -> None:
     """Importing torch would take longer than the answer."""
     names = ", ".join(module_name(path) for path in MODULES if path.parent.name == "questions")

@@ -20,6 +20,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.slow
 def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     log, workers = tmp_path / "log", defaultdict(set)

@@ -77,6 +77,7 @@ def test_pairs_are_found_in_texts_and_by_the_peer() -> None:
     assert duplicates.linked_by_datasketch(texts) == {(0, 2), (0, 3), (2, 3)}
 
 
+@pytest.mark.slow
 def test_the_rules_are_judged_by_what_goes_for_what() -> None:
     words = [f"w{number}" for number in range(260)]
     texts = [" ".join(words[begin : begin + 200]) for begin in (0, 24, 48)]  # 172 of 220 shingles, 148 of 244
@@ -190,6 +191,7 @@ def test_labels_and_scores_are_split_before_they_are_compared() -> None:
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40).map(bytes), st.sampled_from([2, 4, 8]))
 def test_the_suffix_array_of_the_peer_finds_what_occurs_twice(data: bytes, length: int) -> None:
     expected = np.zeros(len(data), bool)

@@ -47,6 +47,7 @@ def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., t
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("source", [COUNT, BATCH])
 def test_a_function_measures_and_thresholds_decide_the_same_in_all_modes(
@@ -265,6 +266,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads"])
 @pytest.mark.parametrize("what", WRONG)
 def test_what_a_function_may_not_be_or_return_ends_the_stage_with_a_sentence(
@@ -307,6 +309,7 @@ RAISES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("what", RAISES)
 def test_what_raises_on_a_document_quarantines_that_document_alone(

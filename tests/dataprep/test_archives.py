@@ -169,6 +169,7 @@ def test_a_header_that_is_damaged_in_the_middle_costs_its_member(tmp_path: Path)
     assert [(part, number) for part, number, _ in errors(records)] == [("", 2)]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=300)
 def test_damage_anywhere_loses_no_member_without_a_word(

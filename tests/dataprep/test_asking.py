@@ -385,6 +385,7 @@ def test_an_answer_is_the_same_from_the_endpoint_and_kept_whatever_its_character
     assert first == second == ["a\ufffdb\0\u2028c\nd"]
 
 
+@pytest.mark.slow
 def test_vllm_serves_a_folder_where_it_is_installed_and_else_one_sentence_says_what_to_install(
     make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

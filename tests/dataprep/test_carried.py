@@ -79,6 +79,7 @@ def in_stranger(function: Callable[..., Any], element: str, home: Path) -> subpr
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+@pytest.mark.slow
 def test_a_worker_without_the_package_gets_it_and_the_files_that_a_job_names(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("of this machine")
@@ -110,6 +111,7 @@ def listing(folder: str, plain: str) -> Callable[[str], Iterator[str]]:
     return partial(read, folder, plain)
 
 
+@pytest.mark.slow
 def test_a_models_folder_is_carried_whole_and_one_that_is_no_models_is_not(tmp_path: Path) -> None:
     model, plain = tmp_path / "model", tmp_path / "plain"
     for name in ("config.json", "1_Pooling/config.json", "weights"):
@@ -169,6 +171,7 @@ def other_pythons() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_python_says_so_before_anything_else(tmp_path: Path) -> None:
     with through(tmp_path / "store"):
         carried = carry(reading("x"))

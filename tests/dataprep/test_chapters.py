@@ -81,6 +81,7 @@ def test_paragraphs_are_joined_until_a_document_has_its_characters() -> None:
     assert paragraph_runs("one\n\ntwo", 1000) == ["one\n\ntwo"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(["\n", "\n\n", "\r\n\r\n", " ", "Chapter I", "word", "\t", "II.", BODY, "", "# A"])),
     st.integers(1, 500),

@@ -45,6 +45,7 @@ def test_line_rules_can_be_a_list_and_take_the_paper_s_constants() -> None:
         Clean.model_validate({"lines": ["c5"]})
 
 
+@pytest.mark.slow
 def test_each_step_sees_what_the_one_before_left_and_all_are_one_list_of_edits() -> None:
     text = "sch\u00c3\u00b6ne Zeile mit f\u00c3\u00bcnf Worten.[1]\nno\n\u00e9 Zeile mit genau fünf Worten.\n"
     left, columns = cleaned([text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]}))
@@ -55,6 +56,7 @@ def test_each_step_sees_what_the_one_before_left_and_all_are_one_list_of_edits()
     assert columns["clean_words"].tolist() == [11, 0]
 
 
+@pytest.mark.slow
 def test_masking_comes_last_and_is_one_of_the_rules() -> None:
     text = "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 on any day."
     section = Clean.model_validate({"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}})
@@ -64,6 +66,7 @@ def test_masking_comes_last_and_is_one_of_the_rules() -> None:
     assert "clean_mask_phone" not in columns
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=30), max_size=5))
 @settings(deadline=None, max_examples=100)
 def test_a_text_is_cleaned_the_same_alone_and_among_others_and_edits_split_no_character(texts: list[str]) -> None:

@@ -65,6 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_subjects_have_a_number_and_a_name_of_their_own_words_each(run: Run, tmp_path: Path) -> None:
     out, summary = run("subjects", [documents()])
     check_conservation(summary["counts"], "cluster")
@@ -81,6 +82,7 @@ def test_subjects_have_a_number_and_a_name_of_their_own_words_each(run: Run, tmp
     assert len(summary["map"]) == 30
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_shards_nor_the_way_of_the_rows_change_anything(run: Run) -> None:
     shards = [documents()[start::3] for start in range(3)]
     first, summary = run("one", shards)

@@ -110,6 +110,7 @@ def test_runs_cover_all_and_cost_less_than_twice_the_most_but_for_what_is_alone(
     assert all(sum(costs[begin:end]) < 2 * most or end - begin == 1 for begin, end in runs)
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.tuples(st.integers(10, 999), numbers), max_size=20), max_size=3), st.integers(0, 9))
 def test_pairs_are_read_in_runs_of_whole_documents(

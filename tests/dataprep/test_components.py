@@ -96,6 +96,7 @@ def test_a_chain_takes_rounds_in_the_logarithm_of_its_length() -> None:
     assert rounds <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_partitions", "links_per_run"), [(1, 2), (3, 2), (3, 10**6), (8, 10)])
 def test_labels_depend_neither_on_the_partitions_nor_on_how_much_a_task_holds(
     num_partitions: int, links_per_run: int, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

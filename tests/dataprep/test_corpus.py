@@ -212,6 +212,7 @@ def test_only_what_is_asked_for_is_read(corpus: Corpus, monkeypatch: pytest.Monk
         assert [size for size, name in read if name == "text"] == ["3"]  # of the second shard alone
 
 
+@pytest.mark.slow
 def test_a_condition_is_over_the_columns_and_null_is_not_met(corpus: Corpus) -> None:
     assert rows_of(corpus, "original_text", where="score < 2", kept=None) == [
         ("a b c",),

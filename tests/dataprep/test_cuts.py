@@ -44,6 +44,7 @@ def test_a_share_is_rounded_up_and_binary_fractions_do_not_matter(share: float, 
     assert number_kept(share, documents) == kept
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 2), WORDS, WORDS), min_size=1, max_size=40),
     st.integers(0, 39),

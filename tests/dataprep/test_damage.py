@@ -145,6 +145,7 @@ def test_what_a_cut_file_lost_is_what_the_others_hold_beyond_it(
     assert summary["lost"] == summary["sources"]["web"]["lost"] == damaged["lost"]
 
 
+@pytest.mark.slow
 def test_whole_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> None:
     for extension in FORMS:
         folder = write_corpus(tmp_path / extension, extension, 1.0)
@@ -188,6 +189,7 @@ def decoded(path: Path) -> tuple[bytes, str, int]:
     return content, "", meter.read_bytes
 
 
+@pytest.mark.slow
 def test_a_fast_decoder_finds_the_damage_that_the_careful_one_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def square(out: Path, task: Task) -> Done:
     return Done([out / f"{task.name}.txt"], {"n": task.payload["n"], "pid": os.getpid()})
 
 
+@pytest.mark.slow
 def test_the_work_is_done_by_the_workers_of_the_cluster(tmp_path: Path, cluster: Cluster) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", cluster.address))
     assert [result["n"] for result in results] == list(range(6))
@@ -115,6 +116,7 @@ def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monke
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path) -> None:
     empty = Cluster(tmp_path)
     try:

@@ -104,6 +104,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.slow
 def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = corpus()
     every = list(documents.values())
@@ -170,6 +171,7 @@ def test_items_are_found_in_the_disguises_of_real_pages(
     assert summary["sets"]["quiz"]["contaminated"] == 1
 
 
+@pytest.mark.slow
 def test_what_nobody_sees_within_an_item_goes_with_it(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_the_twin_table_says_who_survived_and_why(
     ]
 
 
+@pytest.mark.slow
 def test_of_a_chain_of_windows_only_those_go_that_are_like_a_kept_one(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_of_a_chain_of_windows_only_those_go_that_are_like_a_kept_one(
     assert len({row["cluster"] for row in found["survivors"].values()}) == 1
 
 
+@pytest.mark.slow
 def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = list(planted().values())
     shuffled = random.Random(4).sample(documents, len(documents))
@@ -169,6 +171,7 @@ def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_con
     assert first_summary == second_summary == third_summary
 
 
+@pytest.mark.slow
 def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -332,6 +335,7 @@ def test_nothing_to_compare_is_not_an_error(write_ingest: Callable, make_context
     assert (summary["counts"]["kept"], summary["largest_clusters"]) == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PEPS.exists(), reason="the PEP revisions are not here")
 def test_the_revisions_of_peps_are_found(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     """Against exact Jaccard similarities (word 5-grams) of all pairs, computed by other code.

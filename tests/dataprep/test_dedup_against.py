@@ -167,6 +167,7 @@ def test_documents_that_match_an_older_corpus_go_and_the_older_one_is_named(run_
     assert table["fresh_copy"]["against_index"] is None
 
 
+@pytest.mark.slow
 def test_only_what_matches_an_older_document_itself_goes_for_it(run_dedup: Callable) -> None:
     """a is near old (0.90), b is near a (0.90) but not near old (0.82): a can no longer be what b is a duplicate of."""
     config = {"keep": ["locator"], "minhash": {"threshold": 0.85, "bands": 28, "rows": 4}}
@@ -182,6 +183,7 @@ def test_only_what_matches_an_older_document_itself_goes_for_it(run_dedup: Calla
     assert rows["b"]["cluster_size"] == 2
 
 
+@pytest.mark.slow
 def test_copies_of_a_document_share_what_it_matches(run_dedup: Callable) -> None:
     old, _, _ = run_dedup("old", {"old": page("https://old.org/x", text(1))}, {"url": True})
     new = {f"copy{n}": page(f"https://new.org/{n}", edited(1, 1)) for n in range(3)}
@@ -192,6 +194,7 @@ def test_copies_of_a_document_share_what_it_matches(run_dedup: Callable) -> None
     assert len({row["jaccard"] for row in rows.values()}) == 1
 
 
+@pytest.mark.slow
 def test_several_indexes_grow_a_corpus_part_by_part(run_dedup: Callable) -> None:
     parts = [
         {f"{part}-{seed}": page(f"{part}/{seed}", text(seed)) for seed in seeds}
@@ -277,6 +280,7 @@ def test_what_a_run_does_not_look_at_need_not_be_the_same(run_dedup: Callable) -
     assert {role for role, row in rows.items() if row["reason"] == "against_exact_duplicate"} == {"exact"}
 
 
+@pytest.mark.slow
 def test_an_index_is_found_in_a_store_in_a_copy_and_by_itself_but_only_once_finished(
     run_dedup: Callable, tmp_path: Path
 ) -> None:
@@ -294,6 +298,7 @@ def test_an_index_is_found_in_a_store_in_a_copy_and_by_itself_but_only_once_fini
     assert not (without / "index").exists()
 
 
+@pytest.mark.slow
 def test_an_index_is_named_by_its_content(run_dedup: Callable) -> None:
     names = [
         run_dedup(name, documents, config, shards)[2]["index"]
@@ -316,6 +321,7 @@ def test_indexes_are_outside_paths_and_so_part_of_a_fingerprint_by_content() -> 
     ]
 
 
+@pytest.mark.slow
 def test_sketches_that_travel_give_the_same_bytes_as_those_that_are_looked_up(
     run_dedup: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

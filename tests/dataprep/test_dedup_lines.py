@@ -87,6 +87,7 @@ LINES = st.sampled_from(["a", "A ", "b", " b", "c c", "", " ", "ß", "Σ\u00a0",
 TEXTS = st.lists(LINES, max_size=6).map("\n".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), cuts=st.integers(1, 3))
 def test_the_lines_left_are_those_of_c4_in_plain_python(

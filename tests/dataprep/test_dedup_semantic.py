@@ -285,6 +285,7 @@ def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_
     assert summary["counts"]["dropped"]["semantic_duplicate"] >= 60
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_the_way_of_the_rows_nor_an_interruption_change_a_byte(
     run: Run,
     words_model: str,
@@ -360,6 +361,7 @@ def test_no_documents_at_all_are_no_error(run: Run, words_model: str) -> None:
     assert summary["counts"]["kept"] == 9
 
 
+@pytest.mark.slow
 def test_survivors_are_those_of_comparing_one_after_the_other() -> None:
     draw = np.random.default_rng(17)
     vectors = draw.normal(size=(BLOCK + 300, 6))

@@ -153,6 +153,7 @@ CORPORA = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=CORPORA, length=st.integers(2, 4), shards=st.integers(1, 3))
 def test_if_all_is_certain_the_result_is_that_of_plain_python(
@@ -181,6 +182,7 @@ def test_if_all_is_certain_the_result_is_that_of_plain_python(
         assert not expected[identity] & set(range(at, at + length))  # the first copy is whole
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=CORPORA, length=st.integers(2, 3), more=st.integers(1, 4))
 def test_passages_that_are_long_enough_are_found_for_certain_and_nothing_else_is_cut(
@@ -276,6 +278,7 @@ def test_a_document_that_is_a_copy_as_a_whole_is_dropped(
     assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
 
 
+@pytest.mark.slow
 def test_shards_partitions_workers_and_order_do_not_matter(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +297,7 @@ def test_shards_partitions_workers_and_order_do_not_matter(
     assert first_summary == second_summary == third_summary
 
 
+@pytest.mark.slow
 def test_a_line_repeated_a_hundred_thousand_times_is_sent_once_per_shard(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

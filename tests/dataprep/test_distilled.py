@@ -75,6 +75,7 @@ def forms(tmp_path: Path) -> Mapping[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["embedding+linear", "fasttext"])
 def test_a_classifier_learns_from_scores_and_scores_all(
     ran: Run, forms: Mapping[str, dict[str, Any]], form: str
@@ -103,6 +104,7 @@ def test_a_classifier_learns_from_scores_and_scores_all(
     assert str(calibration).count("from ") == len(found["calibration"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["embedding+linear", "fasttext"])
 def test_shards_and_workers_change_nothing(ran: Run, forms: Mapping[str, dict[str, Any]], form: str) -> None:
     one, alone = ran({**forms[form], "sample": 150}, shards=1)
@@ -121,6 +123,7 @@ def answer(asked: str, before: int) -> str:
     return json.dumps({"score": min(text.count("w1 "), 5)})
 
 
+@pytest.mark.slow
 def test_a_model_is_asked_about_the_sample_alone_and_nothing_twice(ran: Run, tmp_path: Path) -> None:
     with Endpoint(answer) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
@@ -153,6 +156,7 @@ def test_a_model_is_asked_about_the_sample_alone_and_nothing_twice(ran: Run, tmp
     assert [row[0] for row in section.rows] == ["small", "other"]
 
 
+@pytest.mark.slow
 def test_a_spent_budget_ends_the_step_and_the_next_attempt_asks_only_for_the_others(ran: Run, tmp_path: Path) -> None:
     with Endpoint(lambda asked, before: json.dumps({"score": min(asked.count("w1 "), 5)})) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}

@@ -112,6 +112,7 @@ def test_several_classes_at_once_have_probabilities_of_their_own(tmp_path: Path)
     assert np.abs(found - 1 / (1 + np.exp(-plain_logits(folder, TEXTS)))).max() <= 0.0005 + BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["first", "mean", "max", "tokens"])
 def test_columns_and_decisions_are_the_same_whatever_the_batches_and_the_shards(
     ran: Run, regression: Path, pool: str
@@ -132,6 +133,7 @@ def test_columns_and_decisions_are_the_same_whatever_the_batches_and_the_shards(
     assert {row["reason"] for row in runs[0]} == {None, "annotate/min_edu"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_workers_leave_the_same_bytes(ran: Run, tmp_path: Path, domains: Path, mode: str) -> None:
     settings = {"model": {"path": str(domains), "pool": "mean"}, "min": {"Science": 0.2}}
@@ -188,6 +190,7 @@ def test_sentence_embeddings_score_by_what_a_text_is_like(ran: Run) -> None:
     assert np.array_equal(found, np.round(found, 3))
 
 
+@pytest.mark.slow
 def test_a_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     lines = [(number % 2 == 0, " ".join(f"w{2 * word + number % 2}" for word in range(20))) for number in range(200)]

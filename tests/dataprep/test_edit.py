@@ -54,6 +54,7 @@ def test_edits_are_of_lines_and_of_words_within_lines(
     assert list(derive_edits(before, after)) == edits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize(
     "source",
@@ -78,6 +79,7 @@ def test_later_stages_read_the_texts_that_the_function_made(
     assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
 
 
+@pytest.mark.slow
 def test_a_function_that_is_installed_edits_too(tmp_path: Path, make_context: Callable[..., Context]) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def some_edits(draw: st.DrawFn, length: int, letters: str) -> list[Edit]:
     return [(begin, end, draw(st.text(letters, max_size=3))) for begin, end in pairs]
 
 
+@pytest.mark.slow
 @given(st.lists(rounds(), max_size=4))
 @settings(deadline=None, max_examples=400)
 def test_both_rounds_at_once_give_what_one_after_the_other_gives(

@@ -60,6 +60,7 @@ def write_static(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_sentence_transformers(mini_lm: Path, embedder: Embedder) -> None:
     referee = pytest.importorskip("sentence_transformers").SentenceTransformer(str(mini_lm), device="cpu")
     expected = referee.encode(TEXTS, normalize_embeddings=True)
@@ -75,6 +76,7 @@ def test_what_means_the_same_lies_close(embedder: Embedder) -> None:
     assert cosines[0, 2] < 0.2
 
 
+@pytest.mark.slow
 def test_vectors_do_not_depend_on_how_texts_are_spread_over_calls(mini_lm: Path, embedder: Embedder) -> None:
     together = embedder.embed(TEXTS)
     alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
@@ -84,6 +86,7 @@ def test_vectors_do_not_depend_on_how_texts_are_spread_over_calls(mini_lm: Path,
     assert np.array_equal(together, embedder.embed(TEXTS))
 
 
+@pytest.mark.slow
 def test_the_end_of_a_long_text_counts_only_where_all_of_it_is_read(mini_lm: Path, embedder: Embedder) -> None:
     other_end = LONG + "Interest rates were raised by the central bank. " * 20
     assert np.array_equal(*embedder.embed([LONG, other_end]))
@@ -107,6 +110,7 @@ def test_vectors_of_tokens_are_those_of_model2vec(tmp_path: Path) -> None:
     assert np.array_equal(whole.embed(["unknown", ""]), np.zeros((2, 8), np.float32))
 
 
+@pytest.mark.slow
 def test_bfloat16_changes_a_vector_little(mini_lm: Path, embedder: Embedder) -> None:
     less_exact = load_embedder(ReadingModel(path=mini_lm.as_posix(), dtype="bfloat16")).embed(TEXTS)
     assert less_exact.dtype == np.float32

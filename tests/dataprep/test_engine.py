@@ -44,6 +44,7 @@ def calls(out: Path) -> list[str]:
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -99,6 +100,7 @@ def fail_on_three(out: Path, task: Task) -> Done:
     return square(out, task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -292,6 +294,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, and its form within IPv6, in the byte order of /proc."""
 
 
+@pytest.mark.slow
 def test_the_local_runner_listens_on_nothing_and_a_trial_of_the_portable_one_on_the_loopback_address_alone(
     tmp_path: Path,
 ) -> None:
@@ -338,6 +341,7 @@ def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytes
     assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
 
 
+@pytest.mark.slow
 def test_beam_is_imported_without_a_word() -> None:
     code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

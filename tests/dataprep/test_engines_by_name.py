@@ -201,6 +201,7 @@ def see_nothing(question: str, answer: str, group: Any) -> Iterator[Mapping[str,
     yield {}
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_see_the_store_end_the_job_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

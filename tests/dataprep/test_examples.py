@@ -166,6 +166,7 @@ def test_the_listing_of_examples_names_files_relative(tmp_path: Path) -> None:
     assert {entry["path"] for entry in examples_listing("python-docs://")} == {"python", "questions"}
 
 
+@pytest.mark.slow
 def test_docstrings_answer_questions_and_wrong_answers_are_other_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = ("json/", "email/", "logging/", "argparse")
     files = [item for item in standard_library_files() if item[0].startswith(packages)]

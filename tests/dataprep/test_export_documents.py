@@ -73,6 +73,7 @@ def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "section",
     [

@@ -81,6 +81,7 @@ def test_pages_become_documents_in_their_place(extractor: str) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -103,6 +104,7 @@ def test_a_page_that_goes_wrong_is_lost_alone(extractor: str, bad: str | bytes, 
     assert records[2].number == 3
 
 
+@pytest.mark.slow
 def test_bad_pages_in_a_row_and_at_both_ends_are_told_apart(extractor: str) -> None:
     items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
     assert texts(run(extractor, items, FAST)) == [

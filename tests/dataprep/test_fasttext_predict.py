@@ -123,6 +123,7 @@ def agree_on_every_label(predictor: Predictor, model: Any, lines: Sequence[str])
             assert share == pytest.approx(one.get(label, 0.0), abs=tolerance), line[:100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loss"), product(SHAPES, (HIERARCHICAL, NEGATIVE_SAMPLING, SOFTMAX, ONE_VS_ALL)))
 def test_models_of_every_kind_say_what_fasttext_says(tmp_path: Path, name: str, loss: int) -> None:
     shape = Shape(**{**vars(SHAPES[name]), "loss": loss})
@@ -191,6 +192,7 @@ def declarations() -> Iterator[str]:
                 yield archive.read(name).decode("utf-8")
 
 
+@pytest.mark.slow
 @needs_model
 def test_every_line_of_388_translations_is_the_same_language_as_fasttexts() -> None:
     predictor, model = load_model(str(MODEL), "lid.176"), referee()
@@ -202,6 +204,7 @@ def test_every_line_of_388_translations_is_the_same_language_as_fasttexts() -> N
     assert np.abs(shares - np.array([share[0] for share in of_wanted])).max() <= 1e-5
 
 
+@pytest.mark.slow
 @needs_model
 def test_whole_documents_are_the_same_language_as_fasttexts() -> None:
     predictor, section = load_model(str(MODEL), "lid.176"), LanguageId()
@@ -229,6 +232,7 @@ def train(path: Path, **options: Any) -> Any:
     return fasttext.train_supervised(str(lines), epoch=3, dim=12, bucket=2000, thread=12, verbose=0, **options), lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["hs", "softmax", "ns", "ova"])
 @pytest.mark.parametrize("quantise", [None, {}, {"qnorm": True, "qout": False, "cutoff": 900}, {"dsub": 4}])
 def test_models_that_fasttext_trains_and_quantises_are_read(
@@ -296,6 +300,7 @@ def test_scores_are_the_same_to_the_last_bit_whatever_the_cache_holds(tmp_path: 
     assert small.tops(lines_of(lines))[1].tolist() == together
 
 
+@pytest.mark.slow
 def test_the_cache_has_a_bound_and_is_filled_anew_beyond_it(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", Shape(minn=1, maxn=6, bucket=5000), WORDS, seed=2)
     predictor = KernelPredictor(*read_model(path))

@@ -95,6 +95,7 @@ def merged(entry: str) -> Filter:
     return Filter.model_validate({"rules": own[entry]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_document_is_judged_as_the_rules_of_its_language_alone_judge_it(seed: int) -> None:
     rows = texts(seed, 60)

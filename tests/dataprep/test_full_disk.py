@@ -46,6 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return classifier.train(LINES, SECTION, 1, tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_a_classifier_on_a_full_disk_is_an_error(tmp_path: Path, model: bytes, share: float) -> None:
     lines = sum(len(f"__label__positive {line}\n") for _, line in LINES)
@@ -154,6 +155,7 @@ CHECKED = {
 """Files of gristmill that call one of them, and why that is safe."""
 
 
+@pytest.mark.slow
 def test_every_library_that_writes_a_file_is_checked() -> None:
     callers = set()
     for folder in ("core", "dataprep", "tokenize", "train", "flows"):

@@ -90,6 +90,7 @@ def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str | None
     assert measured(texts) == [expected(text) for text in texts]
 
 
+@pytest.mark.slow
 def test_every_code_point_is_classified_as_python_does() -> None:
     flags = code_point_flags()
     lower = lower_case()
@@ -168,6 +169,7 @@ def test_a_million_times_one_word_takes_linear_time_and_is_all_repetition() -> N
         assert values[f"duplicate_{n}gram_char_ratio"] == 1.0
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_words_are_measured_as_the_plain_definitions_do() -> None:
     words = random.Random(20).choices([*map(str, range(300)), "the", "\n", "\n\n"], k=200_000)
     text = " ".join(words)
@@ -203,6 +205,7 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
         all_statistics(broken)
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_measured_as_the_plain_definitions_do() -> None:
     paths = sorted(Path(random.__file__).parent.glob("*.py"))[:40]
     texts = [path.read_text(encoding="utf-8") for path in paths]

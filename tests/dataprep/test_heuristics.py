@@ -42,6 +42,7 @@ def counted(texts: list[str]) -> list[dict[str, int]]:
     return [dict(zip(COUNTS, row, strict=True)) for row in counts_of(pa.array(texts, pa.large_string())).tolist()]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.text(st.sampled_from("aZÉß中ⒶǅΣ09.!”。 \n\t\r\x1c\u2028\u3000𝐀😀")), max_size=4))
 def test_the_kernel_counts_as_the_plain_definition_does(texts: list[str]) -> None:

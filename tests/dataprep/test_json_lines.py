@@ -217,6 +217,7 @@ def spoiled_lines(draw: st.DrawFn) -> bytes:
     return bytes(line.replace(b"\n", b""))
 
 
+@pytest.mark.slow
 @given(lines=st.lists(spoiled_lines(), max_size=8), reading=st.sampled_from(READINGS))
 @example(lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'], reading=READINGS[0])
 def test_lines_of_any_writer_give_the_same_in_columns_and_alone(

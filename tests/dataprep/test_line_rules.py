@@ -224,12 +224,14 @@ dclm_options = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(texts, c4_options)
 @settings(deadline=None, max_examples=500)
 def test_c4_is_what_its_plain_definition_says(text: str, options: C4Lines) -> None:
     assert c4(text, **options.model_dump()) == c4_reference(text, options)
 
 
+@pytest.mark.slow
 @given(texts, dclm_options)
 @example("a\n\x85 items in cart", DclmLines())
 @settings(deadline=None, max_examples=500)

@@ -394,6 +394,7 @@ def make_in_process(config: dict[str, Any], out: str, work: str) -> None:
     run({}, config, Path(out), Context(work=Path(work), emit=lambda event: None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [1, 14, 30])
 def test_what_is_killed_asks_nothing_twice_and_ends_with_the_same_bytes(tmp_path: Path, kill_at: int) -> None:
     """It is killed while it waits for its n-th answer: of 12 answers, critiques or revisions."""

@@ -236,6 +236,7 @@ PIECES = [
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=8).map("".join)
 
 
+@pytest.mark.slow
 @given(texts)
 @settings(deadline=None, max_examples=500)
 def test_the_fast_pass_finds_every_place_that_matters(text: str) -> None:
@@ -301,6 +302,7 @@ ADVERSARIAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ADVERSARIAL)
 def test_time_grows_with_the_length_and_not_with_its_square(unit: str) -> None:
     def seconds(size: int) -> float:

@@ -74,6 +74,7 @@ def test_every_stage_of_prepare_is_tried_here() -> None:
     assert {name for step in STEPS for name in step} == set(STEP_SECTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: next(iter(step)))
 def test_what_a_stage_is_said_to_measure_is_what_it_writes(
     step: dict[str, Any], write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def matches_in_plain_python(text: str, part: str, ngram: int, min_words: int) ->
     return len(covered) / len(wanted), longest if longest >= length else 0
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(TEXTS, min_size=1, max_size=4),

@@ -23,6 +23,7 @@ from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["503", "500", "429", "cut"])
 def test_every_kind_of_request_outlasts_an_outage(outage: Outage, how: str) -> None:
     outage.how = how
@@ -100,6 +101,7 @@ def test_an_interrupt_ends_what_waits_for_a_store_and_keeps_what_was_to_be_writt
     assert unwritten == [f"{outage.address}/{BUCKET}/{name}" for name in ("late", "later")]
 
 
+@pytest.mark.slow
 def test_what_is_refused_for_good_is_not_asked_again(outage: Outage) -> None:
     with pytest.raises(FileNotFoundError):
         as_path(f"s3://{BUCKET}/nothing").read_bytes()

@@ -68,6 +68,7 @@ def test_the_value_changes_with_the_function_and_what_it_imports_only(tmp_path: 
     assert take_code(OwnFunction("./steps.py:keep"), folder).sha256 != before
 
 
+@pytest.mark.slow
 def test_what_is_installed_is_named_by_its_distribution(tmp_path: Path) -> None:
     taken = own(tmp_path, "pyarrow.compute:count_substring", pattern="a")
     assert taken.use.distribution.startswith("pyarrow ")

@@ -71,6 +71,7 @@ def rows(out: Path, folder: str = "") -> list[dict[str, Any]]:
     return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
 
 
+@pytest.mark.slow
 def test_what_a_reader_yields_is_treated_like_lines_of_jsonl(tmp_path: Path, make_context: MakeContext) -> None:
     files = write(tmp_path / "notes", a="one\nbad\ntwo\nnumber\nlist\n\nthree", b="four")
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
@@ -91,6 +92,7 @@ def test_what_a_reader_yields_is_treated_like_lines_of_jsonl(tmp_path: Path, mak
     assert (counts["read"], counts["kept"], counts["quarantined"], counts["dropped"]) == (8, 4, 3, {"extract/empty": 1})
 
 
+@pytest.mark.slow
 def test_a_reader_that_raises_loses_the_rest_of_its_file_as_a_damaged_one_does(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_reader_that_raises_loses_the_rest_of_its_file_as_a_damaged_one_does(
     assert damage["error"] == "RuntimeError: torn in two (code.py, line 12)"
 
 
+@pytest.mark.slow
 def test_a_stream_comes_decompressed_and_its_damage_is_that_of_a_built_in_reader(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_function_of_paths_gets_a_file_of_this_machine_for_every_url(tmp_path:
         assert (record.locator, record.text) == (f"{path[-6:]}#1", text)
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path, make_context: MakeContext) -> None:
     files = write(tmp_path / "notes", **{f"n{number}": f"text {number}\nbad\nmore" for number in range(12)})
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
@@ -222,6 +226,7 @@ def test_a_reader_that_ends_its_process_loses_one_file(
     assert [(one["file"], one["error"]) for one in summary["damaged"]] == [("b.note", says)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -244,6 +249,7 @@ def test_a_reader_that_cannot_be_called_fails_before_anything_is_read(
         run(tmp_path / "out", section, make_context("work"))
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_not_deterministic_is_warned_of(tmp_path: Path, make_context: MakeContext) -> None:
     source = "import os\ndef read(path):\n    yield {'text': os.urandom(8).hex()}"
     section = {"path": str(write(tmp_path / "notes", a="x")), "read": code(tmp_path, source, "read")}
@@ -268,6 +274,7 @@ def listed(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
     return {"path": str(tmp_path), "list": code(tmp_path, LISTING, name, **options)}
 
 
+@pytest.mark.slow
 def test_a_listing_names_the_files_in_its_order(tmp_path: Path, make_context: MakeContext) -> None:
     source = listed(tmp_path, "shards", month="may")
     assert [(one["path"], one["size"]) for one in listing("notes", source)] == [("may-2.txt", 5), ("may-1.txt", 5)]
@@ -280,6 +287,7 @@ def test_a_listed_url_with_a_size_is_not_looked_at_and_loses_its_query(tmp_path:
     assert listing("notes", listed(tmp_path, "remote")) == [{"path": "example.org/x/a.jsonl", "size": 7, "stamp": ""}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -309,6 +317,7 @@ def test_a_wrong_listing_is_said_in_a_sentence(tmp_path: Path, source: str, says
         listing("notes", section)
 
 
+@pytest.mark.slow
 def test_a_listing_that_changes_between_plan_and_run_is_refused(tmp_path: Path, make_context: MakeContext) -> None:
     source = listed(tmp_path, "shards", month="may")
     planned = {**source, "listing": listing("notes", source)}

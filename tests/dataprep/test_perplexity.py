@@ -138,6 +138,7 @@ def trained(texts: Sequence[str], order: int) -> NgramTables:
 TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "ç", "\n"]), max_size=12).map(" ".join), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(TEXTS.filter(lambda texts: any(text.strip() for text in texts)), TEXTS, st.integers(2, 4))
 def test_the_trained_model_is_the_one_of_the_definition(texts: list[str], others: list[str], order: int) -> None:

@@ -150,6 +150,7 @@ def run(work: Path, process: Any = tell_pids) -> list[dict[str, Any]]:
     return run_tasks("job", TASKS, process, context(work))
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
     first, second = run(tmp_path / "first"), run(tmp_path / "second")
     assert {result["server"] for result in first + second} == {first[0]["server"]}
@@ -177,6 +178,7 @@ def kill_server(task: Task) -> Done:
     return Done()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) ended"):
         run(tmp_path / "killed", kill_server)
@@ -224,6 +226,7 @@ def test_an_interrupt_reaches_the_caller_as_such(tmp_path: Path, mode: str) -> N
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_neither_workers_nor_their_server_outlive_the_process_that_started_them(
     tmp_path: Path, number: signal.Signals

@@ -58,6 +58,7 @@ def test_what_is_no_prompt_is_refused(row: dict[str, Any], message: str) -> None
         prompt_example(row)
 
 
+@pytest.mark.slow
 def test_prompts_are_read_counted_and_named_like_other_examples(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ({"prompt": "a"}, {"prompt": "b"}, {"other": "c"})))

@@ -56,6 +56,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_distributions_are_read_alike_when_the_backport_of_metadata_is_imported(installation: Path) -> None:
     pytest.importorskip("importlib_metadata")
     code = (

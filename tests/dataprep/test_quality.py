@@ -141,6 +141,7 @@ def test_the_draw_depends_on_seed_and_id_alone() -> None:
     assert draw(ids, -1).shape == (100, 2)
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number)) for number in range(200)]
     once, again = (train(examples, SETTINGS, 5, tmp_path) for _ in range(2))
@@ -149,6 +150,7 @@ def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_training_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClassifierError, match="could not be trained"):
         train([], SETTINGS, 1, tmp_path)
@@ -185,6 +187,7 @@ def test_the_stage_separates_easy_sources_and_scores_every_document(
     assert separation["best"]["f1"] > 0.9
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_an_interruption_change_a_byte(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +303,7 @@ def test_the_best_share_of_all_documents_is_kept_exactly_however_they_are_sharde
     assert {row["locator"] for row in read_rows(tmp_path / "c", whole) if row["keep"]} != kept[0]  # ties by seed
 
 
+@pytest.mark.slow
 def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
@@ -381,6 +385,7 @@ def test_files_beside_the_sources_can_be_the_classes(
         quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
 
 
+@pytest.mark.slow
 def test_a_given_model_scores_and_the_classes_only_measure_it(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
@@ -403,6 +408,7 @@ def test_a_given_model_scores_and_the_classes_only_measure_it(
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
 def test_real_headlines_are_told_from_clickbait(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
@@ -423,6 +429,7 @@ def test_few_documents_are_seen_more_often(documents: int, epochs: int) -> None:
     assert epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents) == 7
 
 
+@pytest.mark.slow
 def test_a_classifier_of_few_labels_learns_as_much_as_it_can(tmp_path: Path) -> None:
     """One telling word among twenty others in each of 60 texts: five passes at rate 0.2 saw it too seldom."""
     source = random.Random(3)

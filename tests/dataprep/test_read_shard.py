@@ -164,6 +164,7 @@ def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
         read_shard(inputs, SHARD)
 
 
+@pytest.mark.slow
 def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],

@@ -132,6 +132,7 @@ def test_members_of_archives_stay_within_the_limit(tmp_path: Path, name: str) ->
     assert measure(path, tmp_path)["bytes"] < ALLOWED
 
 
+@pytest.mark.slow
 def test_a_parquet_file_of_one_huge_value_stays_in_its_process(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x" * (150 << 20)]}), tmp_path / "a.parquet", compression="zstd")
     found = measure(tmp_path / "a.parquet", tmp_path)

@@ -58,6 +58,7 @@ def all_rules(
     return {**rules, "quality": [*rules["quality"], found]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("min_words", "ranking"),
     [

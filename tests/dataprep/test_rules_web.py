@@ -76,6 +76,7 @@ def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
     return first_failures(failures(columns, configured_sets(section)), len(texts))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(any_text, pieced_text), max_size=4))
 def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str]) -> None:

@@ -78,12 +78,14 @@ def test_every_mode_and_the_portable_runner_give_the_same_bytes(
     assert prepare(corpus, tmp_path, **engine) == expected
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]], tmp_path: Path, cluster: Cluster
 ) -> None:
     assert prepare(corpus, tmp_path, runner="dask", address=cluster.address) == expected
 
 
+@pytest.mark.slow
 def test_a_store_that_is_no_file_system_gives_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]]
 ) -> None:

@@ -94,6 +94,7 @@ def test_kernels_agree_exactly_with_the_plain_definitions(text: str) -> None:
     assert (words(text), sentences(text)) == (rules_reference.words(text), rules_reference.sentences(text))
 
 
+@pytest.mark.slow
 def test_every_code_point_is_classified_as_python_and_the_list_of_marks_do() -> None:
     classes = text_classes()
     for code in range(CODE_POINTS):

@@ -223,6 +223,7 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
     run_shuffle("job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS)
 
 
+@pytest.mark.slow
 @both_forms
 def test_a_job_whose_process_is_killed_does_not_do_again_what_was_committed(tmp_path: Path, form: str) -> None:
     process = get_context("spawn").Process(target=kill_at_the_third, args=(form, tmp_path, tmp_path / "calls"))
@@ -334,6 +335,7 @@ def test_rows_go_through_files_on_one_machine_and_through_the_engine_of_a_cluste
     assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> None:
     on_cluster = Context(tmp_path, emit=lambda event: None, runner="dask", address=cluster.address)
     _, sent = run_shuffle("job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS)

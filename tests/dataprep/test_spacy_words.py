@@ -54,6 +54,7 @@ def made_runs(seed: int) -> list[str]:
     return [run for run in runs if run and not any(character.isspace() for character in run)]
 
 
+@pytest.mark.slow
 def test_runs_are_cut_as_spacy_cuts_them() -> None:
     seed = 20261123
     print(f"seed {seed}")
@@ -108,6 +109,7 @@ def test_words_are_described_as_anybody_s_are() -> None:
         assert found[begin:end] == [token.text for token in spacy_words.load_tokenizer()(text) if token.text.strip()]
 
 
+@pytest.mark.slow
 def test_spacy_is_loaded_without_torch_which_can_be_imported_afterwards() -> None:
     script = """
 import sys

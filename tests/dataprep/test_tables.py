@@ -58,6 +58,7 @@ def errors(records: list[Read]) -> list[str]:
     return [record.error for record in records if isinstance(record, Rejected)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stream", "file", "parquet"])
 def test_flipped_bits_raise_nothing_and_are_never_silent_about_lost_rows(tmp_path: Path, kind: str) -> None:
     draw = random.Random(f"{SEED} {kind}")
@@ -142,6 +143,7 @@ def test_a_file_that_ends_its_reader_is_lost_alone_and_named(
     ]
 
 
+@pytest.mark.slow
 def test_a_table_that_needs_too_much_memory_is_lost_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x" * (200 << 20)]}), tmp_path / "a.parquet", compression="zstd")
     (tmp_path / "b.parquet").write_bytes(content("parquet"))

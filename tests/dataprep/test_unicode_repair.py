@@ -47,6 +47,7 @@ def array(*values: str) -> pa.Array:
     return pa.array(values, pa.large_string())
 
 
+@pytest.mark.slow
 @given(st.lists(texts, max_size=3))
 @example(["&amp;\n<b>&amp;\n&amp;", "&amp;"])
 @settings(deadline=None, max_examples=300)

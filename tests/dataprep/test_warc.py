@@ -359,6 +359,7 @@ def test_keeping_the_markup_decodes_the_page_at_once(tmp_path: Path) -> None:
     assert (found.text, found.metadata) == ('<meta charset="latin1"><p>é', '{"encoding": "cp1252"}')
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=200)
 def test_damage_anywhere_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -130,6 +130,7 @@ def cut(rule: object, texts: list[str]) -> list[list[str]]:
     return [found[begin:end] for begin, end in zip(words.offsets, words.offsets[1:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=200, deadline=None)
 @given(

@@ -11,6 +11,7 @@ from gristmill.flows.running.run import Runner, StageFailedError
 Make = Callable[..., Runner]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "message"),
     [

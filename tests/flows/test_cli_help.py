@@ -31,6 +31,7 @@ def test_every_command_stands_under_a_heading_with_an_example_of_itself():
     assert f"Example:\n    {EXAMPLES['look']}" in CliRunner().invoke(app, ["look", "--help"]).output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES.values())
 def test_an_example_has_the_options_and_arguments_of_its_command(example):
     program, name, *arguments = shlex.split(example)

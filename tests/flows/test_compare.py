@@ -125,6 +125,7 @@ def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None
     assert stages_of(record) == ["ingest", "quality", "dedup", "tokenizer"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["60", "80"])
 def test_the_tables_fit_the_terminal_and_the_page_loads_nothing(
     store: Store, tmp_path: Path, columns: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Pa
     assert complete_setting(context(manifest="absent.yaml"), "sources.") == []
 
 
+@pytest.mark.slow
 def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None:
     completion_context = context(manifest=None)
     assert names(complete_setting(completion_context, "pretrain.schedule.kind=co")) == [

@@ -168,6 +168,7 @@ def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
 
 
+@pytest.mark.slow
 def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> None:
     run(upgraded())
     rows = {row["stage"]: row for row in explain_plan(session_of(upgraded(first=2)))}

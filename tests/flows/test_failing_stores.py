@@ -112,6 +112,7 @@ def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
     assert folder.manifest()["lease"] == 2
 
 
+@pytest.mark.slow
 def test_an_owner_that_was_paused_past_its_lease_commits_nothing(
     outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_one_bad_training_does_not_bend_the_law() -> None:
     assert fit_scaling_law(n, d, losses)(3e7, 6e8) == pytest.approx(CHINCHILLA(3e7, 6e8), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     n, d, losses = trainings(CHINCHILLA, noise=0.002, seed=3)
     law = fit_scaling_law(n, d, losses)

@@ -53,6 +53,7 @@ def look(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -> None:
     found = json.loads(look("data", "--json"))
     assert [entry[:2] for entry in found["formats"]] == [["jsonl", 1], ["text", 1]]

@@ -32,6 +32,7 @@ def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
     return [(row["action"], row["reason"]) for row in explain_plan(session_of(runner), frozenset(force))]
 
 
+@pytest.mark.slow
 def test_the_plan_says_which_key_changed_and_what_follows_from_it(toy_runner: Make) -> None:
     made = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
     assert told(made) == [("reuse", ""), ("reuse", "")]

@@ -277,6 +277,7 @@ def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes
     assert runner.folder("first").is_tidy()
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
     first, second = toy_runner(first={"n": 3}), toy_runner(first={"n": 3})
     outcomes = []

@@ -225,6 +225,7 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
         in_a_loop_of_its_own(inside())
 
 
+@pytest.mark.slow
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(free_port())],

@@ -16,6 +16,7 @@ print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [

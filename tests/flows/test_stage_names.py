@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -110,6 +112,7 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
     found = {
         name
@@ -119,17 +122,20 @@ def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
     assert found - ALLOWED.keys() == set()
 
 
+@pytest.mark.slow
 def test_whatever_is_about_all_stages_names_none() -> None:
     found = {name: sorted(set(names_of_stages(tree))) for name, tree in files("flows") if name not in ALLOWED}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
+@pytest.mark.slow
 def test_every_exception_is_needed() -> None:
     trees = dict(files("mixtures", "core", "dataprep", "tokenize", "train", "flows"))
     named = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
     assert ALLOWED.keys() - named == set()
 
 
+@pytest.mark.slow
 def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> None:
     """The models of `prepare` are registered by the stages: who validates manifests without them would know no step."""
     from tests.test_architecture import imported, module_name

@@ -41,6 +41,7 @@ def forked(toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not server.is_running
 
 
+@pytest.mark.slow
 def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
     runner = forked(first={"n": 2}, second={})
     assert [runner.run_stage(stage).how for stage in runner.plan] == ["Completed", "Completed"]
@@ -62,6 +63,7 @@ def test_one_that_is_killed_resumes_and_one_that_fails_says_why(forked: Make) ->
         runner.run_stage("failing")
 
 
+@pytest.mark.slow
 def test_its_exit_code_is_that_of_a_program(forked: Make) -> None:
     with pytest.raises(StageFailedError, match="ended with code 3: last words"):
         forked(exiting={}).run_stage("exiting")

@@ -97,6 +97,7 @@ def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, fir
 REINFORCED = ("rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, target_tokens: 9}], steps: 2}",)
 
 
+@pytest.mark.slow
 def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_that_take_it() -> None:
     plan = opened(*REINFORCED).plan
     assert list(plan)[-4:] == ["dpo", "rl", "evaluate", "export"]
@@ -141,6 +142,7 @@ def test_how_the_work_is_done_changes_no_data(override: str) -> None:
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
@@ -177,6 +179,7 @@ def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
     assert one.fingerprint != other.fingerprint
 
 
+@pytest.mark.slow
 def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-00000004"
     checkpoint.mkdir()
@@ -202,6 +205,7 @@ def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: P
     assert after.config["model"] == str(model)  # the stage is told where it lies
 
 
+@pytest.mark.slow
 def test_a_chat_template_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
     for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
         (tmp_path / name).mkdir()
@@ -268,6 +272,7 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Pa
     assert fingerprint("there", "What is it?", ngram=10) != first
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> None:
     one = opened("reward={steps: 3}").plan
     assert list(one).index("reward") == list(one).index("sft") + 1
@@ -284,6 +289,7 @@ def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_
         opened("dpo=null", "reward={steps: 3}")
 
 
+@pytest.mark.slow
 def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_student_makes_of_that(
     tmp_path: Path,
 ) -> None:
@@ -310,6 +316,7 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
     assert "distill" not in opened().plan["sft"].recipe
 
 
+@pytest.mark.slow
 def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     assert changed_by("dpo.loss=kto") == ["reference", "dpo", "evaluate", "export"]
     kto = opened("dpo.loss=kto").plan["reference"]
@@ -324,6 +331,7 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     assert opened("dpo.lora.base=int8", "dpo.lora.targets=[q_proj]").plan["reference"].fingerprint != int8
 
 
+@pytest.mark.slow
 def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
     told = (

@@ -105,6 +105,7 @@ def shares(number: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet([1.0, 1.0, 1.0], number)
 
 
+@pytest.mark.slow
 def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen() -> None:
     tried, law = shares(14), np.array([-3.0, 0.5, -0.4])
     linear = fit(tried, tried @ np.array([1.0, 2.0, 3.0]))

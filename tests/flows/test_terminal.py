@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
@@ -101,6 +102,7 @@ def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
     assert "targets [] -> [q_proj]" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
     made = []
     for folder in ("flows", "train", "tokenize", "dataprep", "mixtures"):

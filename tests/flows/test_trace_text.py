@@ -73,6 +73,7 @@ def pieces(session: Session) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
@@ -94,6 +95,7 @@ def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
     assert planted > 10
 
 
+@pytest.mark.slow
 def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_ends(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:

@@ -44,6 +44,7 @@ def report(*arguments: str) -> str:
     return Path(done.output.strip()).read_text()
 
 
+@pytest.mark.slow
 def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_open(prepared: Path) -> None:
     refused = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
     assert refused.exit_code == 2

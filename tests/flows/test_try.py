@@ -98,6 +98,7 @@ def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
     assert one["left"] + one["after"] + one["right"] == "document 0 red and red"
 
 
+@pytest.mark.slow
 def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> None:
     (folder / "c.lines").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     found = tried("./steps.py:read_lines", "--on", "c.lines")
@@ -130,6 +131,7 @@ def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: 
     assert after["columns"]["twice"]["max"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["count_word", "tidy", "fails", "unsteady", "read_lines"])
 def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")

@@ -86,6 +86,7 @@ def test_models_are_found_in_folders_of_stages_and_exports(stage: Path, exported
         find_model(str(stage.parent), None)
 
 
+@pytest.mark.slow
 def test_completions_depend_on_the_seed_but_not_on_folder_draft_or_batch(
     stage: Path, exported: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_lines_without_a_prompt_are_named(stage: Path, tmp_path: Path, line: str
     assert message in result.output
 
 
+@pytest.mark.slow
 def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> None:
     def chat(*lines: str) -> list[str]:
         result = CliRunner().invoke(
@@ -204,6 +206,7 @@ def chat_request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": messages, "temperature": 0, "top_p": 1, "max_tokens": 8, **fields}
 
 
+@pytest.mark.slow
 def test_concurrent_requests_get_the_answers_that_the_model_gives_each_alone(language: LanguageModel) -> None:
     texts = ("red", "sky grass", "one two one", "rose", "blue red two")
     requests = [
@@ -274,6 +277,7 @@ def test_requests_are_refused_after_generation_has_failed(
     ]
 
 
+@pytest.mark.slow
 def test_generation_stops_for_a_client_that_leaves(language: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(language.model, 1)
     step, cancel = scheduler.step, Engine.cancel
@@ -339,6 +343,7 @@ def test_trl_is_not_asked_about_quantized_models(tmp_path: Path) -> None:
     assert (finding.verdict, finding.gap) == ("takes no model in 8 bits", None)
 
 
+@pytest.mark.slow
 def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) -> None:
     model = AskedModel(folder=OutsidePath(exported), max_tokens=4)
     requests = [prompt(text) for text in ("red blue", "one two", "red blue")]
@@ -350,6 +355,7 @@ def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) ->
     assert (asking.tally.asked, asking.tally.kept, asking.tally.spent.requests) == (0, 3, 2)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_served_is_an_error_with_the_reason(tmp_path: Path) -> None:
     write_json(tmp_path / "tiny" / "config.json", {})
     model = AskedModel(folder=OutsidePath(tmp_path / "tiny"))

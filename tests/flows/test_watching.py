@@ -39,6 +39,7 @@ def session_of(runner: Runner) -> Session:
     )
 
 
+@pytest.mark.slow
 def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 4}, second={})
     session = session_of(runner)
@@ -108,6 +109,7 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, m
     assert len(tried) == 1
 
 
+@pytest.mark.slow
 def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, exiting={})
     session = session_of(runner)

@@ -67,6 +67,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(shards=st.lists(ROWS, min_size=1, max_size=3))
 def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     shards: list[list[tuple[int, float]]], tmp_path_factory: pytest.TempPathFactory

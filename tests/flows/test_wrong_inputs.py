@@ -344,6 +344,7 @@ def test_every_command_refuses_a_wrong_manifest_setting_or_store(command, projec
         assert_refused(command.format(manifest), WRONG_MANIFESTS[manifest], project)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ANSWERS)
 def test_a_wrong_argument_is_refused(command, project):
     assert_refused(command, ANSWERS[command], project)

@@ -105,6 +105,7 @@ def as_override(path: str, manifest: Manifest) -> str:
     return ".".join(["prepare", *parts[2:]]) if parts[0] == "prepare" else path
 
 
+@pytest.mark.slow
 def test_setting_a_key_to_its_default_changes_nothing() -> None:
     manifest = parsed()
     paths = [(as_override(path, manifest), value) for path, value in keys_of(manifest)]
@@ -113,6 +114,7 @@ def test_setting_a_key_to_its_default_changes_nothing() -> None:
     assert changed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", TRAININGS)
 def test_setting_one_key_of_a_training_changes_no_other(section: str) -> None:
     manifest = parsed()

@@ -63,6 +63,7 @@ def test_rule_sources_name_configured_sets_or_presets() -> None:
         Filter.model_validate({"rules": ["fineweb"], "rule_sources": {"c4": ["web"]}})
 
 
+@pytest.mark.slow
 def test_editor_schema_allows_lists_and_presets() -> None:
     definitions = Manifest.model_json_schema()["$defs"]
     assert [form.get("type") for form in definitions["Filter"]["properties"]["rules"]["anyOf"]] == [None, "array"]

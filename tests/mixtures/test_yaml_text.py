@@ -65,6 +65,7 @@ def test_common_yaml_mistake_is_reported_with_the_fix(text: str, line: int, mess
         parse_manifest(text, "m.yaml")
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_rejected_in_a_file_and_in_an_override() -> None:
     deep = "[" * 5000 + "]" * 5000
     for read in (parse_yaml, compose_yaml):

@@ -239,6 +239,7 @@ def test_impossible_continuation_is_rejected(module_stages: Any, prepared: dict[
         mixed(module_stages, prepared, "fit", packing="best_fit", continues=continues)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=1, max_size=3).filter(

@@ -198,6 +198,7 @@ def test_too_many_failures_fail_the_stage(
         stages.tokenize("out", inputs)
 
 
+@pytest.mark.slow
 def test_large_vocabulary_is_written_as_uint32(stages: Any, inputs: dict[str, Path]) -> None:
     """70,000 words as added tokens push the vocabulary over 65,536."""
     from tokenizers import Tokenizer

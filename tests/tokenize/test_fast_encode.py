@@ -145,6 +145,7 @@ def by_encoder(encoder: FastEncoder, texts: Sequence[str]) -> list[list[int]]:
 awkward_text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
+@pytest.mark.slow
 @by_family
 @settings(deadline=None, max_examples=100)
 @given(texts=st.lists(awkward_text | st.text(max_size=20), max_size=5))
@@ -155,6 +156,7 @@ def test_ids_equal_those_of_the_library_on_any_text(name: str, texts: list[str])
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
 
 
+@pytest.mark.slow
 @by_family
 @settings(deadline=None, max_examples=50)
 @given(text=st.lists(st.sampled_from([*SPECIAL, " ", "a", "\n", "<", "|>", "s>", "[", "]"]), max_size=8).map("".join))
@@ -244,6 +246,7 @@ def test_nfc_list_is_complete() -> None:
                 assert listed.intersection(map(ord, text)), ascii(text)
 
 
+@pytest.mark.slow
 def test_every_listed_character_is_unassigned_in_the_unicode_of_the_library() -> None:
     codes = [code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)]
     assert {unicodedata.category(chr(code)) for code in codes} == {"Cn"}
@@ -351,6 +354,7 @@ sys.exit(os.listdir("/proc/self/task") != before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists threads there")
 def test_encoding_starts_no_threads() -> None:
     """Runs in a new process, since thread pools of this one persist."""
@@ -587,6 +591,7 @@ def test_tokenizer_with_differing_probe_ids_is_left_to_the_library(
         FastEncoder.for_tokenizer(tokenizer)
 
 
+@pytest.mark.slow
 @with_shared_data
 @by_family
 def test_ids_equal_those_of_the_library_in_all_languages_of_udhr(name: str) -> None:
@@ -600,6 +605,7 @@ def test_ids_equal_those_of_the_library_in_all_languages_of_udhr(name: str) -> N
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
 
 
+@pytest.mark.slow
 @with_shared_data
 def test_ids_equal_those_of_the_library_with_published_vocabularies() -> None:
     """GPT-2's, and GPT-NeoX's with its runs of blanks as added tokens."""

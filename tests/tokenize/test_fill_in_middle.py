@@ -138,6 +138,7 @@ def whole_documents(packed: PackedSet) -> dict[tuple[str, bytes, int], list[int]
     return {key: tokens for key, (first, tokens) in joined.items() if first == 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [{}, {"packing": "best_fit"}, {"document_starts": "aligned"}])
 def test_rows_rearrange_documents_of_the_configured_sources_only(
     module_stages: Any, prepared: dict[str, Path], section: dict[str, Any]

@@ -391,6 +391,7 @@ def test_bytes_do_not_depend_on_workers_or_sharding(module_stages: Any, prepared
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "section",
     [
@@ -498,6 +499,7 @@ def test_resumed_mix_writes_the_same_bytes(module_stages: Any, prepared: dict[st
     assert (out / "train-00000.bin").stat().st_mtime_ns == untouched
 
 
+@pytest.mark.slow
 def test_large_vocabulary_is_packed_in_32_bits(module_stages: Any, prepared: dict[str, Path]) -> None:
     """The same documents with ids shifted beyond 16 bits, and a tokenizer that lists them."""
     import json

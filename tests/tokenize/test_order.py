@@ -25,6 +25,7 @@ def merged(counts: list[int]) -> list[tuple[int, int]]:
     return [(s, j) for _, s, j in sorted(items)]
 
 
+@pytest.mark.slow
 @given(small_counts)
 def test_rank_and_unrank_merge_rows_by_virtual_time(counts: list[int]) -> None:
     expected = merged(counts)
@@ -69,6 +70,7 @@ def test_positions_invert_rows(counts: list[int], seed: int, epoch: int) -> None
     assert np.array_equal(order.positions(order.rows(positions), epoch), positions)
 
 
+@pytest.mark.slow
 @given(small_counts, seeds)
 def test_every_prefix_keeps_the_mixture_within_the_stated_bound(counts: list[int], seed: int) -> None:
     total, number = sum(counts), sum(1 for n in counts if n)
@@ -87,6 +89,7 @@ def test_permutation_is_a_bijection_with_an_inverse(n: int, key: int) -> None:
     assert np.array_equal(permute(image, n, key, inverse=True), np.arange(n))
 
 
+@pytest.mark.slow
 def test_permutations_of_three_are_equally_frequent() -> None:
     """1,200 keys over 6 outcomes: chi-square with 5 degrees of freedom exceeds 25.7 once in 10,000."""
     images = [tuple(permute(np.arange(3), 3, order_key(0, "three", k)).tolist()) for k in range(1200)]
@@ -123,6 +126,7 @@ def by_definition(counts: list[int], seed: int, epoch: int, places: np.ndarray) 
     return order_module.by_definition(np.array(counts), seed, 0, epoch, places)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
 def test_compiled_order_equals_its_definition(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
@@ -135,6 +139,7 @@ def test_compiled_order_equals_its_definition(counts: list[int], seed: int, epoc
     assert sources_of_rows([counts], rows).tolist() == unrank(counts, rows)[0].tolist()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
 def test_span_equals_the_rows_of_its_positions(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
@@ -154,6 +159,7 @@ def test_span_crosses_phases_and_epochs(phases: list[list[int]], data: st.DataOb
     assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
 
 
+@pytest.mark.slow
 def test_first_spans_of_a_process_load_no_kernel() -> None:
     program = (
         "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
@@ -202,6 +208,7 @@ phase_counts = st.integers(1, 5).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(phase_counts, seeds)
 def test_phases_are_read_in_turn_each_in_its_own_mixture(phases: list[list[int]], seed: int) -> None:
     order, first = Order.of_phases(phases, seed), 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[i
     return [[(begin, stop) for begin, stop in row if begin < stop] for row in rows]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 70))
 def test_best_fit_equals_a_search_of_all_bins(lengths: list[int], capacity: int) -> None:
     bins, used = best_fit_decreasing(np.array(lengths, dtype=np.int32), capacity)
@@ -133,6 +135,7 @@ def test_dealing_billions_of_items_takes_little_memory() -> None:
 borders_of_segments = st.lists(st.integers(0, 25), max_size=4)
 
 
+@pytest.mark.slow
 @given(sizes_of_documents, borders_of_segments, st.data())
 def test_rows_do_not_depend_on_segments(sizes: list[int], borders: list[int], data: st.DataObject) -> None:
     starts = starts_of(sizes)

@@ -99,6 +99,7 @@ def test_at_least_twenty_templates_are_compared() -> None:
     assert len(PUBLISHED) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_template_renders_as_by_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_templates, "datetime", Clock)

@@ -153,6 +153,7 @@ def planned(request: MixRequest) -> Quotas:
         raise
 
 
+@pytest.mark.slow
 @given(requests())
 def test_quotas_fill_every_phase_and_keep_every_limit(request_: MixRequest) -> None:
     quotas, total = planned(request_), request_.tokens // LENGTH
@@ -173,11 +174,13 @@ def test_quota_without_redistribution_is_the_rounded_share(request_: MixRequest)
         assert abs(rows - requested) < 1
 
 
+@pytest.mark.slow
 @given(requests(limited=False))
 def test_redistribution_changes_nothing_within_limits(request_: MixRequest) -> None:
     assert plan_rows(request_) == plan_rows(request_, redistribute=True)
 
 
+@pytest.mark.slow
 @given(requests())
 def test_unlimited_sources_keep_their_ratio_in_every_phase(request_: MixRequest) -> None:
     """Any two sources that no limit binds have the ratio of their weights, to within a row each."""
@@ -196,6 +199,7 @@ def test_unlimited_sources_keep_their_ratio_in_every_phase(request_: MixRequest)
                 assert abs(difference) < slack or not slack
 
 
+@pytest.mark.slow
 @given(requests(limited=False), st.integers(0, 2**32))
 def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(request_: MixRequest, seed: int) -> None:
     """The deviation is the bound of `order.py` within the phase, plus less than a row of rounding for each phase."""
@@ -373,6 +377,7 @@ def _scaled(parts: list[Fraction], total: int) -> list[Fraction]:
     return [part * total / sum(parts) for part in parts]
 
 
+@pytest.mark.slow
 @given(tables())
 def test_cells_rows_and_columns_are_rounded_to_a_neighbour(table: list[list[Fraction]]) -> None:
     rounded = round_table(table)
@@ -383,6 +388,7 @@ def test_cells_rows_and_columns_are_rounded_to_a_neighbour(table: list[list[Frac
         assert floor(sum(exact_column)) <= sum(column) <= ceil(sum(exact_column))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**12), line)
 def test_single_phase_is_rounded_by_largest_remainders(total: int, parts: list[Fraction]) -> None:
     assert round_table([_scaled(parts, total)]) == [largest_remainder(total, parts)]

@@ -75,6 +75,7 @@ def scanned(texts: Sequence[bytes], characters: Listed) -> tuple[bool, list[list
     return valid, [values.tolist() for values in filled]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5),
@@ -92,6 +93,7 @@ def test_characters_words_and_listed_characters_are_counted(texts: list[str], li
     assert again.tolist() == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=500)
 @given(
     texts=st.lists(
@@ -109,6 +111,7 @@ def test_invalid_utf8_is_detected_in_any_text(texts: list[bytes]) -> None:
     assert scanned(texts, NONE_LISTED)[0] == all(map(decodes, texts))
 
 
+@pytest.mark.slow
 def test_utf8_validation_agrees_with_python_at_the_edges_of_the_standard() -> None:
     """Tries characters at the edges of Unicode's table 3-7, and the bytes that its rules name, at each position."""
     characters = [

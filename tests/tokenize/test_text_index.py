@@ -133,6 +133,7 @@ def draw_pieces(rng: random.Random, rows: int, vocab: int) -> list[list[list[int
     return pieces
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.integers(1, 12), st.sampled_from([1000, 70_000]))
 def test_every_passage_is_found_at_full_length_and_all_places(
@@ -196,6 +197,7 @@ def test_withheld_rows_are_not_indexed(tmp_path: Path) -> None:
     assert indexed_passages(index, range(200, 224)) == []
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_workers_engine_or_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packed_of(tmp_path / "set", draw_pieces(random.Random(1), 90, 3), 3)
     build_index(packed, tmp_path / "one")
@@ -283,6 +285,7 @@ def test_pages_are_prefetched_once_each(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(requests) < 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", ["write_batches", "sort_buckets"])
 def test_resumed_index_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
     packed = packed_of(tmp_path / "set", draw_pieces(random.Random(2), 40, 3), 2)
@@ -309,6 +312,7 @@ def test_resumed_index_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Mo
     assert files(tmp_path / "again") == files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_sorting_a_partition_takes_at_most_eight_bytes_per_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

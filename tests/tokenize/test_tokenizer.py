@@ -173,6 +173,7 @@ def external(stages: Any, path: Path) -> dict[str, Any]:
     return stages.tokenizer("tokenizer", {}, [], path=str(path))
 
 
+@pytest.mark.slow
 def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(stages: Any, shared_data: Path) -> None:
     path = stages.root / "neox.json"
     path.write_bytes(
@@ -202,6 +203,7 @@ def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(stages: Any, 
     assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
 
 
+@pytest.mark.slow
 def test_real_text_round_trips_and_is_compressed(stages: Any, shared_data: Path) -> None:
     raw = zstandard.decompress((shared_data / "text" / "peps.jsonl.zst").read_bytes(), max_output_size=1 << 26)
     texts = [json.loads(line)["text"] for line in raw.decode().splitlines()[:40]]

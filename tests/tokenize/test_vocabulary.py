@@ -102,6 +102,7 @@ def test_every_string_round_trips_except_the_blank_sign_of_sentencepiece(
     assert int(loaded.token_bytes[ids].sum()) == len(expected.encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ALL)
 def test_text_in_every_language_round_trips(
     tokenizers: dict[str, TextTokenizer], shared_data: Path, model: str
@@ -126,6 +127,7 @@ def test_vocabulary_starts_with_special_tokens_and_covers_all_bytes(
     assert all(loaded.tokenizer.token_to_id(token) is not None for token in spelt)
 
 
+@pytest.mark.slow
 def test_files_do_not_depend_on_document_order_threads_or_hash_seed(
     tokenizers: dict[str, TextTokenizer], module_stages: Any
 ) -> None:

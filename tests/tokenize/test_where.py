@@ -78,6 +78,7 @@ ROWS = pa.table(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "expression",
     [

@@ -97,6 +97,7 @@ def test_documents_are_separate_and_padding_is_masked(reference_model: Any, tmp_
         ours(drawn_ids(1, 25))
 
 
+@pytest.mark.slow
 def test_trained_bert_is_exported_evaluated_and_trained_further(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

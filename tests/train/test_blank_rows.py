@@ -209,6 +209,7 @@ def test_partial_rotary_table_equals_that_of_half_the_width() -> None:
         assert (table[:, [4, 5, 6, 7, 12, 13, 14, 15]] == constant).all()
 
 
+@pytest.mark.slow
 def test_exported_glm_has_equal_logits_in_transformers(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_exported_glm_has_equal_logits_in_transformers(
     assert all(torch.allclose(tensor, before[name][: len(tensor)], atol=1e-6) for name, tensor in after.items())
 
 
+@pytest.mark.slow
 def test_int8_export_rounds_the_matrices(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def with_callback(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: 
     return configured
 
 
+@pytest.mark.slow
 def test_callback_sees_every_event_and_ends_the_training(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_callback_sees_every_event_and_ends_the_training(
     assert re.search("pretrain: hooks:Watch .* step 7 of 12: enough of it", warning)
 
 
+@pytest.mark.slow
 def test_observing_callback_changes_no_bit(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
     assert (again["steps"], again["stopped_by"]) == (9, summary["stopped_by"])
 
 
+@pytest.mark.slow
 def test_stopped_training_continues_with_another_callback(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -161,6 +164,7 @@ class Scale:
 """
 
 
+@pytest.mark.slow
 def test_callback_scales_the_learning_rate_also_after_a_resume(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -226,6 +230,7 @@ def test_exception_in_a_callback_ends_both_ranks_with_its_message(
     assert (tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
@@ -335,6 +340,7 @@ def test_every_training_stage_has_its_callbacks(stage_config: Any, tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_callback_ends_a_tuning(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

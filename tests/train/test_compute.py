@@ -31,6 +31,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] if "loss" in line else line["validation"]["code"]["loss"] for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compute",
     [
@@ -109,6 +110,7 @@ def test_compiled_training_has_nearly_the_same_losses(
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # compilation happened
 
 
+@pytest.mark.slow
 def test_float8_training_has_nearly_the_same_losses(
     run_stage: Any,
     tokenizer_folder: Path,
@@ -153,6 +155,7 @@ def test_invalid_compute_settings_are_rejected_with_the_fix() -> None:
         Engine(ranks=2, compute=Compute(compile="model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_optimizer_offload_changes_no_bit_and_shares_checkpoints(
     kind: str, run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path

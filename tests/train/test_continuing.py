@@ -41,6 +41,7 @@ def lines_of(folder: Path) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in lines if "loss" in line}
 
 
+@pytest.mark.slow
 def test_training_continues_from_a_clean_checkpoint_without_the_withheld_rows(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "data" / "model" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     run_stage: Any,
     tokenizer_folder: Path,
@@ -110,6 +112,7 @@ def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
 
 
+@pytest.mark.slow
 def test_finished_training_is_extended_with_the_same_bits(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -171,6 +174,7 @@ def write_continued_mixture(full_set: PackedSet, positions: int, tokenizer: dict
     return PackedSet(target)
 
 
+@pytest.mark.slow
 def test_continued_mixture_gives_the_same_bits_as_one_from_the_start(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ CURRICULUM = {
 }
 
 
+@pytest.mark.slow
 def test_resumed_training_asks_the_same_prompts_and_traces_them(
     run_stage: Any,
     start: dict[str, Path],  # noqa: F811

@@ -206,6 +206,7 @@ def dense_divergence(student: Path, inputs: dict[str, Path], teacher: Path) -> f
     return float(np.mean(divergences))
 
 
+@pytest.mark.slow
 def test_student_approaches_its_teacher(run_stage: Any, rows: dict[str, Path], models: Path, tmp_path: Path) -> None:
     summary = run_stage("teacher", rows, {"teacher": str(models / "teacher"), "top_k": "all"}, tmp_path / "teacher")
     packed = PackedSet(rows["sft_data"])

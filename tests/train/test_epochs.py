@@ -32,6 +32,7 @@ def test_length_is_set_in_either_steps_or_epochs(length: dict[str, Any]) -> None
         Sft.model_validate({**DATA, **length})
 
 
+@pytest.mark.slow
 def test_sft_reads_its_rows_once_per_epoch(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: Any, tmp_path: Path
 ) -> None:

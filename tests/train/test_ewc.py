@@ -62,6 +62,7 @@ def test_fisher_information_is_the_mean_squared_gradient_of_rows(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def test_garbage_is_collected_only_at_its_interval() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_collector_is_restored_after_a_failure() -> None:
     with pytest.raises(KeyError), collecting_between_steps():
         raise KeyError

@@ -155,6 +155,7 @@ def config_with(data: dict[str, Any], **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_training_separates_answers_whatever_the_micro_batches(
     run_stage: Any, inputs: dict[str, Path], data: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callab
     return lambda: read
 
 
+@pytest.mark.slow
 def test_bad_steps_roll_the_training_back_past_their_rows(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -128,6 +129,7 @@ def test_training_killed_around_a_rollback_resumes_exactly(
     )
 
 
+@pytest.mark.slow
 def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -225,6 +227,7 @@ def test_every_optimizer_trains_and_resumes_to_the_same_bits(
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
+@pytest.mark.slow
 def test_float16_trains_like_float32_and_overflows_are_not_spikes(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -250,6 +253,7 @@ def test_float16_trains_like_float32_and_overflows_are_not_spikes(
     assert half[-1]["loss"] == pytest.approx(single[-1 - overflowed]["loss"], abs=0.15)
 
 
+@pytest.mark.slow
 def test_average_is_validated_saved_and_exported(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -288,6 +292,7 @@ def test_export_of_a_missing_average_is_rejected_with_the_setting(tmp_path: Path
 # Measurements
 
 
+@pytest.mark.slow
 def test_norms_update_ratio_memory_and_noise_scale_are_logged(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -312,6 +317,7 @@ def test_norms_update_ratio_memory_and_noise_scale_are_logged(
     assert {"gradient_noise_scale", "gradient_signal"} <= fourth.keys()
 
 
+@pytest.mark.slow
 def test_noise_scale_needs_several_micro_batches(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -319,6 +325,7 @@ def test_noise_scale_needs_several_micro_batches(
         run_stage("pretrain", inputs, {**pretrain_config, "micro_batch_size": 6, "noise_scale_every": 1}, tmp_path)
 
 
+@pytest.mark.slow
 def test_measuring_the_noise_scale_changes_only_rounding(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -334,6 +341,7 @@ def test_measuring_the_noise_scale_changes_only_rounding(
 # Early stopping
 
 
+@pytest.mark.slow
 def test_training_ends_when_validation_stops_improving(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -352,6 +360,7 @@ def test_only_a_better_loss_resets_patience() -> None:
     assert held_out_loss({}) is None
 
 
+@pytest.mark.slow
 def test_training_does_not_touch_global_random_generators(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -364,6 +373,7 @@ def test_training_does_not_touch_global_random_generators(
     assert np.random.get_state()[1].tolist() == before[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("warmup", "is_warned"),
     [({}, False), ({"warmup_steps": 6}, False), ({"warmup_steps": 9}, True), ({"warmup_tokens": 6 * 32 * 7}, True)],

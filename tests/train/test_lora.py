@@ -113,6 +113,7 @@ def start(
     return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}
 
 
+@pytest.mark.slow
 def test_sft_and_dpo_train_resume_and_merge_adapters(
     run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_sft_and_dpo_train_resume_and_merge_adapters(
     assert dpo_summary["last_loss"] < dpo_summary["first_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "bytes_per_weight", "error"), [("int8", 1.02, 0.01), ("nf4", 0.53, 0.1)])
 def test_quantised_matrix_is_small_accurate_and_multiplied_as_restored(
     kind: Any, bytes_per_weight: float, error: float

@@ -91,6 +91,7 @@ def read(rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None
     return Read(rows, positions, numbers, np.zeros(len(rows), dtype=np.int64))
 
 
+@pytest.mark.slow
 def test_encoder_learns_and_its_sources_add_up(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_tokenizer_without_a_mask_token_is_rejected(tokenizer_folder: Path) -> N
         masking_of(Masked(), load(tokenizer_folder), 0)
 
 
+@pytest.mark.slow
 def test_encoder_training_resumes_exactly_and_ignores_micro_batches(
     run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -261,6 +263,7 @@ def encoder_of(shape: Shape) -> Encoder:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_exported_modernbert_has_equal_logits_in_transformers(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, tied: bool
@@ -285,6 +288,7 @@ def test_exported_modernbert_has_equal_logits_in_transformers(
         load_model(folder)
 
 
+@pytest.mark.slow
 def test_pseudo_perplexity_and_masked_accuracy_equal_their_definitions(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

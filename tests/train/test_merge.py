@@ -91,6 +91,7 @@ def test_manifest_must_keep_the_checkpoints_to_merge(tmp_path: Path) -> None:
     assert "engine.permanent_every (now absent) to 20" in message
 
 
+@pytest.mark.slow
 def test_merged_model_is_the_mean_of_its_checkpoints(
     run_stage: Callable[..., dict[str, Any]],
     stage_config: Any,

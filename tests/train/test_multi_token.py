@@ -95,6 +95,7 @@ def test_each_depth_reads_one_more_token_within_its_document(tiny_shape: Shape, 
             assert torch.equal(affected, expected), (place, depth)
 
 
+@pytest.mark.slow
 def test_heads_are_dropped_and_do_not_change_the_decoder_at_zero_weight(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

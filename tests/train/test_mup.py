@@ -59,6 +59,7 @@ def rms(tensor: Tensor) -> float:
     return math.sqrt(tensor.square().mean().item())
 
 
+@pytest.mark.slow
 def test_adam_changes_activations_alike_at_all_widths() -> None:
     """Coordinate check (Yang & Hu 2021, appendix D.1): constant with muP, growing with the width without it."""
     with_mup, without = (

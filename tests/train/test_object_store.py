@@ -86,6 +86,7 @@ def stored(network: FaultyNetwork, mix_folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_from_a_faulty_store_equals_training_from_disk(
     run_stage: Any,
     network: FaultyNetwork,

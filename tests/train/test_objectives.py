@@ -53,6 +53,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> d
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECTIONS)
 def test_objective_learns_and_resumes_to_the_same_bits(
     run_stage: Any,

@@ -299,6 +299,7 @@ def _run_rank(folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_sharded_optimizers_equal_unsharded_ones(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "tests.train.test_optimizers", str(tmp_path)], check=True, cwd=ROOT)
     alone, shared = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))

@@ -57,6 +57,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in metrics if "loss" in line]
 
 
+@pytest.mark.slow
 def test_model_learns_and_is_saved_by_its_state(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_model_learns_and_is_saved_by_its_state(
     assert samples["models"]["pretrain"]["samples"][0]["completion"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_resumes_to_the_same_bits(
     run_stage: Any,
@@ -123,6 +125,7 @@ def test_two_ranks_train_the_same_model(
     assert all(torch.allclose(one_rank[name], two_ranks[name], atol=1e-4) for name in one_rank)
 
 
+@pytest.mark.slow
 def test_model_may_take_positions_in_documents(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -243,6 +246,7 @@ def test_key_without_effect_on_a_user_model_is_rejected(
         with_model(BIGRAM, "Bigram", model, **section)
 
 
+@pytest.mark.slow
 def test_code_in_a_model_folder_runs_only_in_its_own_run(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 MY_ADAM = own_section("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 0.1}})
 
 
+@pytest.mark.slow
 def test_reimplemented_adamw_trains_like_the_built_in_one(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_bad_step_changes_neither_weights_nor_state(tmp_path: Path) -> None:
     assert [state["count"] for state in optimizer.state.values()] == [2, 2]
 
 
+@pytest.mark.slow
 def test_rollback_to_the_start_resets_the_optimizer(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_two_ranks_train_alike(run_stage: Any, configured: Any, inputs: dict[str
 BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, params): super().__init__(params, {})\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "section", "message"),
     [
@@ -203,6 +206,7 @@ def test_options_without_code_are_rejected(configured: Any) -> None:
         configured("", schedule={"with": {"teeth": 3}})
 
 
+@pytest.mark.slow
 def test_schedule_sets_the_learning_rate_of_every_step(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -217,6 +221,7 @@ def test_schedule_sets_the_learning_rate_of_every_step(
     assert rates == pytest.approx([0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -77,6 +77,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 def test_answers_get_the_rewards_of_the_function(run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path) -> None:
     config = with_rewards(REWARDS, COUNT, SIZES, {"kind": "contains", "text": "a"})
     (tmp_path / "rewards.py").unlink()
@@ -107,6 +108,7 @@ def test_reward_that_compares_answers_is_the_same_on_two_ranks(
     assert max(row["reward"] for row in one_rank) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "reward", "message"),
     [

@@ -54,6 +54,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
 
+@pytest.mark.slow
 def test_callbacks_of_the_guide_end_a_training(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_callbacks_of_the_guide_end_a_training(
     assert summary["steps"] < 30
 
 
+@pytest.mark.slow
 def test_rewards_of_the_guide_reward_answers(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_rewards_of_the_guide_reward_answers(
         assert row["rewards"]["passes"] == (("e" in row["answer"]) + (first in row["answer"])) / 2
 
 
+@pytest.mark.slow
 def test_optimizer_of_the_guide_learns(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -93,6 +96,7 @@ def test_optimizer_of_the_guide_learns(
     assert summary["last_loss"] < summary["first_loss"] - 0.01
 
 
+@pytest.mark.slow
 def test_schedule_of_the_guide_sets_the_rate(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -103,6 +107,7 @@ def test_schedule_of_the_guide_sets_the_rate(
     assert rates == pytest.approx([0.01, 0.005] * 5)
 
 
+@pytest.mark.slow
 def test_loss_of_the_guide_learns_preferences(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -127,6 +132,7 @@ def test_loss_of_the_guide_learns_preferences(
     assert summary["last_loss"] < summary["first_loss"]
 
 
+@pytest.mark.slow
 def test_metrics_of_the_guide_measure_models(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -145,6 +151,7 @@ def test_metrics_of_the_guide_measure_models(
     assert task["variety"]["value"] in (1 / 3, 2 / 3, 1.0)
 
 
+@pytest.mark.slow
 def test_model_of_the_guide_learns_and_is_evaluated(
     run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_sharded_experts_with_checkpointing_train_alike(
     assert loads[0] == loads[1]
 
 
+@pytest.mark.slow
 def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -274,6 +275,7 @@ def test_product_of_three_forms_trains_alike() -> None:
             assert difference < ROUNDING[name], name
 
 
+@pytest.mark.slow
 def test_failed_fork_ends_the_other_processes() -> None:
     program = """
 import os, signal
@@ -294,6 +296,7 @@ fork_ranks(2, work)
     assert "2 processes" in process.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_gradients_are_sharded_between_micro_batches() -> None:
     """Float32 sums take 4 bytes per weight, divided by the processes that share it, and gradients of 8 to 32
     micro-batches equal those of one process. The first stage of a pipeline also holds hidden states and its embedding,

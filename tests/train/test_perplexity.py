@@ -61,6 +61,7 @@ def plain_nll(model: Llama, ids: list[int]) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_every_token_is_scored_once_from_its_window(exported: Path, tokenizer_folder: Path) -> None:
     model, tokenizer = load_model(exported), load_tokenizer(tokenizer_folder)
     scores = scorer(exported)(TEXTS)
@@ -110,6 +111,7 @@ def test_stage_scores_and_filters_by_the_model(exported: Path, tmp_path: Path) -
     assert summary["counts"]["dropped"] == {"quality/keep_top": 2}
 
 
+@pytest.mark.slow
 def test_other_scores_load_no_torch() -> None:
     code = (
         "import sys; from gristmill.dataprep.quality import quality, scorers; "

@@ -42,6 +42,7 @@ def test_phase_starts_at_the_first_step_within_its_rows() -> None:
         plan_of(section, 40, [10, 36])
 
 
+@pytest.mark.slow
 def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
     run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
 LONG = {"rope_theta": 80_000.0, "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 16}}
 
 
+@pytest.mark.slow
 def test_phase_changes_rotary_positions_from_its_first_step(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -26,6 +26,8 @@ from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import KEY, TABLE, NotTheReferenceError, StaleReferenceError
 from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TRAINING = {
     "steps": 12,

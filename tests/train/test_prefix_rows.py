@@ -109,6 +109,7 @@ def test_prompts_are_prefixes_in_generation_and_tasks(tiny_shape: Any, make_mode
     assert score.logp == pytest.approx((logits[5, 3] + logits[6, 1]).item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_exported_model_has_equal_logits_in_transformers_given_the_mask(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
 
 
+@pytest.mark.slow
 def test_loss_falls_and_metrics_add_up(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_loss_falls_and_metrics_add_up(
     assert (tmp_path / "data" / "skipped_steps.jsonl").read_text() == ""
 
 
+@pytest.mark.slow
 def test_phased_set_is_trained_on_phase_by_phase_to_its_end(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -73,6 +75,7 @@ def test_phased_set_is_trained_on_phase_by_phase_to_its_end(
     assert list(steps[2]["sources"]) == packed.sources
 
 
+@pytest.mark.slow
 def test_bits_per_byte_is_loss_per_byte_of_the_predicted_tokens(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def test_bits_per_byte_is_loss_per_byte_of_the_predicted_tokens(
     assert line["bits_per_byte"] == pytest.approx(line["loss"] * 6 * 31 / math.log(2) / num_bytes)
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_the_weights(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -97,6 +101,7 @@ def test_micro_batches_do_not_change_the_weights(
             torch.testing.assert_close(micro_batches[name], tensor, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_single_process_in_bf16_has_float32_master_weights_and_bf16_layers(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -140,6 +145,7 @@ def test_layers_that_compute_in_another_dtype_are_rejected() -> None:
         model(torch.zeros(1, 2))
 
 
+@pytest.mark.slow
 def test_master_weights_are_saved_in_full_precision(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -149,6 +155,7 @@ def test_master_weights_are_saved_in_full_precision(
         assert not torch.equal(tensor, tensor.bfloat16().float()), name
 
 
+@pytest.mark.slow
 def test_bad_step_changes_nothing_and_records_its_rows(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -179,6 +186,7 @@ def test_bad_step_changes_nothing_and_records_its_rows(
     assert all(torch.equal(two[name], three[name]) for name in two)
 
 
+@pytest.mark.slow
 def test_experts_and_z_loss_do_not_depend_on_micro_batches(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -194,6 +202,7 @@ def test_experts_and_z_loss_do_not_depend_on_micro_batches(
             assert line["experts"] == expected["experts"]
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_checkpoint_of_transformers(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -244,6 +253,7 @@ def test_checkpoint_with_fewer_ids_than_the_tokenizer_is_rejected(
         )
 
 
+@pytest.mark.slow
 def test_checkpoint_of_other_rows_is_rejected(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -259,6 +269,7 @@ def test_checkpoint_of_other_rows_is_rejected(
         run_stage("pretrain", {**inputs, "mix": changed_mix}, pretrain_config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_ramps_read_the_same_rows_and_resume_midway(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -291,6 +302,7 @@ def test_ramps_read_the_same_rows_and_resume_midway(
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_tasks_during_training_agree_with_the_saved_model(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

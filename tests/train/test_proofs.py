@@ -58,6 +58,7 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_con
     return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}, config
 
 
+@pytest.mark.slow
 def test_certificate_is_saved_beside_the_model_and_reused(
     run_stage: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_means_over_micro_batches_are_detected(
         run_stage("sft", inputs, config, tmp_path / "sft")
 
 
+@pytest.mark.slow
 def test_gate_may_be_lowered(run_stage: Any, start: Any, tmp_path: Path) -> None:
     inputs, config = start
     config = {**config, "sequence_length": 16, "gates": {"min_end_of_turn_trained": 0.0}}

@@ -193,6 +193,7 @@ def losses_of(summary: dict[str, Any]) -> list[float]:
     return [line["loss"] for line in summary["metrics"] if "loss" in line]
 
 
+@pytest.mark.slow
 def test_train_loop_equals_a_plain_loop_of_pytorch(mix_folder: Path, tmp_path: Path) -> None:
     model = Bigram()
     summary = train_loop(model, stream(mix_folder, batch_size=6, seed=11), steps=8, folder=tmp_path, **SETTINGS)
@@ -215,6 +216,7 @@ def test_train_loop_equals_a_plain_loop_of_pytorch(mix_folder: Path, tmp_path: P
     assert (summary["steps"], summary["skipped_steps"]) == (8, 0)
 
 
+@pytest.mark.slow
 def test_train_loop_resumes_exactly(mix_folder: Path, tmp_path: Path) -> None:
     rows = stream(mix_folder, batch_size=6, seed=11)
     uninterrupted, resumed = Bigram(), Bigram()
@@ -237,6 +239,7 @@ def test_train_loop_resumes_exactly(mix_folder: Path, tmp_path: Path) -> None:
         train_loop(Bigram(), changed_rows, steps=8, folder=tmp_path / "stopped", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_interrupted_train_loop_completes_its_checkpoint(
     mix_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +270,7 @@ def copy_of_set(source: Path, target: Path) -> None:
     (target / "packed.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_train_loop_skips_a_nan_step_and_records_its_rows(mix_folder: Path, tmp_path: Path) -> None:
     calls = []
 

@@ -122,6 +122,7 @@ def undisturbed(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any],
     return tmp_path / "undisturbed"
 
 
+@pytest.mark.slow
 def test_killed_training_resumes_to_the_same_bits(
     run_stage: Any, undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_two_ranks_resumed_as_four_train_alike(
     assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(theirs[-1]["tasks"]["words"]["brier"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_error_is_recorded_and_ends_the_process(
     inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

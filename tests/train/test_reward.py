@@ -101,6 +101,7 @@ def config_with(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_training_learns_to_rank_and_records_the_scores_of_the_model(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_training_learns_to_rank_and_records_the_scores_of_the_model(
     assert not torch.allclose(average, ours, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_lora_trains_adapters_and_the_score_row_only(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config = config_with(tmp_path, lora={"rank": 4, "targets": ["q_proj"]}, optimizer={"learning_rate": 0.02})
     summary = run_stage("reward", start, config, tmp_path / "reward")
@@ -165,6 +167,7 @@ def test_lora_trains_adapters_and_the_score_row_only(run_stage: Any, start: dict
     assert 0.05 < after["score.weight"].std() < 0.6
 
 
+@pytest.mark.slow
 def test_first_loss_is_that_of_random_scores(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config, events = config_with(tmp_path, steps=1, global_batch_size=20, margin=4.0), list[dict[str, Any]]()
     summary = run_stage("reward", start, config, tmp_path / "reward", emit=events.append)
@@ -175,6 +178,7 @@ def test_first_loss_is_that_of_random_scores(run_stage: Any, start: dict[str, Pa
     assert not any("not trained on" in event.get("message", "") for event in events), "one pair of 37 needs no warning"
 
 
+@pytest.mark.slow
 def test_many_too_long_pairs_are_warned_about(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
     config, events = config_with(tmp_path, steps=1, global_batch_size=4), list[dict[str, Any]]()
     lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
@@ -191,6 +195,7 @@ def test_empty_training_set_is_rejected_with_the_counts(run_stage: Any, start: d
         run_stage("reward", start, config, tmp_path / "reward")
 
 
+@pytest.mark.slow
 def test_reward_models_and_language_models_are_not_interchangeable(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def mean_reward(lines: Sequence[dict[str, Any]]) -> float:
     return sum(line["reward"] for line in lines) / len(lines)
 
 
+@pytest.mark.slow
 def test_policy_learns_the_reward_and_records_its_answers(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ PPO = {
 }
 
 
+@pytest.mark.slow
 def test_ppo_learns_and_resumes_within_a_batch(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_ppo_learns_and_resumes_within_a_batch(
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_rl_is_extended_and_keeps_earlier_answers(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -221,6 +224,7 @@ def test_rl_is_extended_and_keeps_earlier_answers(
         assert (tmp_path / "longer" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_reference_of_adapters_is_the_base_model(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -287,6 +291,7 @@ def reward_folder(start: dict[str, Path], shape: Shape, tmp_path: Path) -> Path:
     return tmp_path / "reward"
 
 
+@pytest.mark.slow
 def test_reward_model_reads_conversations_as_in_its_training(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], reward_folder: Path, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def config(
     return plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_tool_responses_are_recorded_and_not_trained_on(
     algorithm: str, run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
@@ -163,6 +164,7 @@ def test_only_drawn_tokens_are_scored(start: dict[str, Path]) -> None:
     assert abs(float(opinion.logps[0, 5] - opinion.logps[1, 5])) > 1e-7
 
 
+@pytest.mark.slow
 def test_killed_training_resumes_with_recorded_tool_responses(
     run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_killed_training_resumes_with_recorded_tool_responses(
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_prompt_offers_the_tools_of_its_record(
     run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def check_merged_weights(start: dict[str, Path], folder: Path, summary: dict[str
     assert summary["lora_base"]["bytes"] == 2 * (16 + 48) * (32 + 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_dpo_needs_a_reference_with_the_same_quantisation(
     loss: str, run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
@@ -108,6 +109,7 @@ def test_dpo_needs_a_reference_with_the_same_quantisation(
     assert json.loads((inputs["reference"] / KEY).read_text())["rounding"] is None
 
 
+@pytest.mark.slow
 def test_reward_model_trains_on_a_quantised_base(
     run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_reward_model_trains_on_a_quantised_base(
     check_merged_weights(start, tmp_path / "reward" / "data", summary)
 
 
+@pytest.mark.slow
 def test_policy_is_quantised_for_generation_and_training(
     run_stage: Any, start: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def objective(folder: Path, seed: int, document_mask: bool) -> NextToken:
     return NextToken(PackedSet(folder), seed, torch.ones(100), shape)
 
 
+@pytest.mark.slow
 def test_stream_gives_the_rows_that_our_training_records(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
             assert batch["position_ids"][(~real).any(dim=1), first].tolist() == [0] * len(first)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(0, 99))
 def test_ranks_share_one_order_and_resume_with_another_world_size(
@@ -202,6 +204,7 @@ def test_ranks_share_one_order_and_resume_with_another_world_size(
     assert tail == provenance[steps:]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 25), st.booleans())
 def test_single_rows_equal_those_of_batches_and_resume_at_any_row(
@@ -341,6 +344,7 @@ def test_persistent_workers_and_spawned_processes_restart_every_pass(documents: 
     assert equal(list(unpickled), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_exhausted_stateful_loader_restarts(documents: Path, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -447,6 +451,7 @@ def test_preference_pairs_equal_those_of_our_loop(make_pair_rows: Callable[..., 
         stream(tmp_path / "pairs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["manifest", "none"])
 def test_stream_of_a_run_has_its_seed_and_document_mask(documents: Path, tmp_path: Path, key: str) -> None:
     mix = tmp_path / "store" / "mix" / "run--1234"
@@ -501,6 +506,7 @@ def torchtitan_loader(folder: Path, rank: int, workers: int) -> Any:
     return ParallelAwareDataloader(rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchtitan_loader_equals_our_loop_and_resumes(documents: Path, workers: int) -> None:
     pytest.importorskip("torchdata")
@@ -545,6 +551,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     S3Files.clear_instance_cache()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_remote_set_gives_the_batches_of_a_local_one(
     server: str, documents: Path, tmp_path: Path, workers: int

@@ -116,6 +116,7 @@ def test_stages_receive_pretraining_reads_only_if_needed(tmp_path: Path, stage: 
     )
 
 
+@pytest.mark.slow
 def test_replay_depends_on_a_pretraining_that_may_end_early(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(MANIFEST)

@@ -238,6 +238,7 @@ X86_64_ONLY = {name for name, (code, _) in ATTACKS.items() if "libc.syscall(" in
 """Attacks with the system call numbers of x86_64."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_gets_an_answer_and_leaves_the_machine_untouched(
     name: str, outside: Outside, monkeypatch: pytest.MonkeyPatch

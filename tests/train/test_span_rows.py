@@ -185,6 +185,7 @@ def test_distance_buckets_equal_those_of_t5() -> None:
         assert torch.equal(bucket_of(distance, both_ways), expected)
 
 
+@pytest.mark.slow
 def test_exported_t5_has_equal_logits_in_transformers(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

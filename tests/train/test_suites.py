@@ -201,6 +201,7 @@ def test_core_has_22_tasks_and_manifest_names_are_known() -> None:
     assert {task.file for task in known_suites()["small"].tasks} <= {task.file for task in core.tasks}
 
 
+@pytest.mark.slow
 def test_suite_score_is_the_mean_of_centred_tasks_with_an_interval(reader: Reader, bundle: Path) -> None:
     section = Suite(suite="core22", path=str(bundle), limit=12)
     items_by_task = read_suite(section)

@@ -237,6 +237,7 @@ def patch_parrot(reader: Reader, rows: np.ndarray, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gristmill.train.evaluation.memorisation.generate", generate)
 
 
+@pytest.mark.slow
 def test_memorised_documents_are_distinguished_from_unseen_ones(
     packed_documents: PackedSet, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_invalid_arithmetic_is_an_error(expression: str, message: str) -> None:
         calculate(expression)
 
 
+@pytest.mark.slow
 def test_index_scores_equal_plain_bm25() -> None:
     draw = random.Random(4)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(0, 30))) for _ in range(200)]
@@ -300,6 +301,7 @@ def test_dialogue_is_cut_after_its_turns_or_tokens(chat: Chat) -> None:
     assert (answer.tokens, answer.used, answer.ended) == (call[:-1], (), False)
 
 
+@pytest.mark.slow
 def test_errors_are_responses_and_long_responses_are_cut(chat: Chat, tmp_path: Path) -> None:
     custom_tool = own_tool(
         tmp_path,

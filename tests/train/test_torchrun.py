@@ -46,6 +46,7 @@ with process_group() as world:
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_listen_on_the_loopback_address_only(tmp_path: Path) -> None:
     """Fails if an upgrade of torch opens a store again."""
     (tmp_path / "ranks.py").write_text(LISTENERS)
@@ -95,6 +96,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_killed_rank_is_reported_and_others_are_terminated(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]

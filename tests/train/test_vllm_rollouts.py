@@ -126,6 +126,7 @@ def config(rl_config: dict[str, Any]) -> dict[str, Any]:  # noqa: F811
     }
 
 
+@pytest.mark.slow
 def test_agreeing_engine_draws_the_answers(
     vllm: type[LLM],
     run_stage: Any,
@@ -146,6 +147,7 @@ def test_agreeing_engine_draws_the_answers(
     assert written["architectures"] == ["LlamaForCausalLM"]
 
 
+@pytest.mark.slow
 def test_engine_with_stale_weights_is_rejected_before_training(
     vllm: type[LLM],
     run_stage: Any,

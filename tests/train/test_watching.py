@@ -176,6 +176,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) 
     return {"mix": folder / "mix", "tokenizer": tokenizer_folder}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GOLDEN_LOSSES)
 def test_losses_equal_recorded_ones(one_process: None, synthetic: dict[str, Path], tmp_path: Path, kind: str) -> None:
     config = {
