@@ -185,7 +185,12 @@ def _documents(documents: Sequence[Mapping[str, Any]]) -> Table:
             row.append(f"{size:,}" if size > 1 else "")
         rows.append(row)
     header = ["tokens", "source", "document", "measured", *(["duplicates"] if has_duplicates else [])]
-    return Table(header, rows, {0, 4}, {"tokens": "in the rows of the step", "duplicates": "documents of its cluster"})
+    meanings = {
+        "tokens": "in the rows of the step",
+        "measured": "by the steps that judged it",
+        "duplicates": "documents of its cluster",
+    }
+    return Table(header, rows, {0, 4}, meanings)
 
 
 def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
@@ -232,7 +237,8 @@ def _prompts(answers: Sequence[Mapping[str, Any]]) -> list[Part]:
         if first["right"] is not None:
             parts.append(Note([f"right: {first['right']}"]))
         rows = [_answer_row(answer) for answer in answers_to_it]
-        parts.append(Table(["reward", "advantage", "tokens", "answer"], rows, {0, 1, 2}, {"tokens": "of the answer"}))
+        meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
+        parts.append(Table(["reward", "advantage", "tokens", "answer"], rows, {0, 1, 2}, meanings))
     return parts
 
 

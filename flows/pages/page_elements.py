@@ -240,6 +240,7 @@ class Field:
         is_wide: twice as wide as others.
         is_number: keyboards of phones show digits.
         is_required: the form is not sent without it.
+        is_focused: the cursor is in it when the page opens.
     """
 
     name: str
@@ -250,6 +251,7 @@ class Field:
     is_wide: bool = False
     is_number: bool = False
     is_required: bool = False
+    is_focused: bool = False
 
 
 @dataclass(frozen=True)

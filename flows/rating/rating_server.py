@@ -105,7 +105,9 @@ class RatingPages:
         parts: list[Part] = [Note(intro, "plain")]
         if is_wrong:
             parts.append(Note("A name has letters, digits, blanks and . _ @ + -, 60 at the most.", "warning"))
-        parts.append(Form("/", [Field("rater", "Your name", most=60, is_required=True)], [Button("Begin")]))
+        parts.append(
+            Form("/", [Field("rater", "Your name", most=60, is_required=True, is_focused=True)], [Button("Begin")])
+        )
         known = [Link(rater, _rater_page(rater)) for rater in sorted(self._verdicts)]
         parts.append(Links(known, "Go on as"))
         return page_response(
