@@ -33,7 +33,7 @@ def values_note(values: Iterable[tuple[str, object]]) -> Note:
 
 
 def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
-    """Whether a document was kept, else the step that dropped it (None: the one at hand) and why."""
+    """A badge of whether a document was kept, and the step that dropped it (None: the one at hand) with its reason."""
     if kept:
         return Span("kept", "kept")
     is_quarantined = reason == QUARANTINE_REASON

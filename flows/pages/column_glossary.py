@@ -1,4 +1,4 @@
-"""What the columns of a report's tables hold: each is shown where a pointer rests on its name, and all in a list."""
+"""Meanings of table columns, shown where a pointer rests on a name, and in a list at the end of a report."""
 
 from __future__ import annotations
 
@@ -168,4 +168,4 @@ COSTS = {
     "fingerprint": "hash of the stage's settings, version and inputs",
 }
 MEANINGS = {**DOCUMENTS, **ASKED, **TOKENS, **TRAINING, **TUNING, **COSTS}
-"""Column -> what it holds. A table whose column holds something else says so itself."""
+"""Column -> its meaning. A table whose column means something else has its own."""

@@ -286,7 +286,7 @@ def _curves(record: Sequence[Mapping[str, Any]], names: Mapping[str, str], label
 
 
 def reward_model(facts: Facts, name: str = "reward") -> Section | None:
-    """How well a reward model ranks unseen pairs, and how far the length of answers explains its scores."""
+    """Ranking of unseen pairs by a reward model, and the correlation of its scores with the length of answers."""
     summary = facts["summaries"].get(name)
     if summary is None:
         return None
