@@ -1,7 +1,4 @@
-"""The definitions of `rules_code.py` in the plainest Python, one document at a time.
-
-What the kernels must agree with exactly; nothing else uses it.
-"""
+"""Plain Python reference of `rules_code.py`, one document at a time."""
 
 from __future__ import annotations
 

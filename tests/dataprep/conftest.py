@@ -1,4 +1,4 @@
-"""What the tests of dataprep share."""
+"""Fixtures that the tests of dataprep share."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def make_context(tmp_path: Path) -> Callable[..., Context]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Dask scheduler and two workers; skips the test where Dask is not installed."""
     pytest.importorskip("distributed")
-    made = Cluster(tmp_path_factory.mktemp("dask"))
+    dask_cluster = Cluster(tmp_path_factory.mktemp("dask"))
     try:
-        made.add_worker()
-        made.add_worker()
-        yield made
+        dask_cluster.add_worker()
+        dask_cluster.add_worker()
+        yield dask_cluster
     finally:
-        made.close()
+        dask_cluster.close()

@@ -22,12 +22,12 @@ __all__ = ["all_statistics", "quality", "repetition"]
 
 
 def all_statistics(text: str, dialect: str = "dclm", words: list[str] | None = None) -> dict[str, Any]:
-    """`gopher.statistics` of one English text, on given words or on those of the dialect."""
+    """`gopher.statistics` of one English text; `words` replaces the dialect's own words."""
     return {**quality(text, dialect, words), **repetition(text, dialect, words)}
 
 
 def quality(text: str, dialect: str = "dclm", words: list[str] | None = None) -> dict[str, Any]:
-    """The quality statistics of one English text."""
+    """Quality statistics of one English text."""
     counted = {"dclm": dclm, "datatrove": datatrove, "dolma": dolma, "curator": curator, "redpajama": redpajama}
     values = counted[dialect](text, words)
     names = (

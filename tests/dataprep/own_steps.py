@@ -1,4 +1,4 @@
-"""What the tests of own steps share: documents, steps made from source text, and what they wrote."""
+"""Documents, steps made from source text, and the rows that they write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ("xyzzy and xyzzy, says the troll", "nothing here", "one xyzzy more", "a
 
 
 def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
-    """Shards of documents, each with all TEXTS, so many times."""
+    """Write shards of documents, each with `copies` copies of TEXTS."""
     for number in range(shards):
         rows = [
             {
@@ -40,13 +40,13 @@ def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
 
 
 def step(folder: Path, source: str, name: str = "step", **settings: Any) -> dict[str, Any]:
-    """The settings of a step whose function is in `steps.py` of a folder, with its code by value."""
+    """Settings of a step whose function is in `steps.py` of `folder`, with its code by value."""
     folder.mkdir(exist_ok=True)
     (folder / "steps.py").write_text(source)
-    taken = take_code(OwnFunction(f"./steps.py:{name}"), folder)
-    return {"use": taken.by_value(), **settings}
+    code = take_code(OwnFunction(f"./steps.py:{name}"), folder)
+    return {"use": code.by_value(), **settings}
 
 
 def written(out: Path) -> list[Mapping[str, Any]]:
-    """All rows of the annotation tables of a stage, in the order of the shards."""
+    """Rows of a stage's annotation tables, in the order of the shards."""
     return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]

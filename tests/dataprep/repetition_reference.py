@@ -1,4 +1,4 @@
-"""The definitions of the Gopher dialects' repetition statistics in the plainest Python, one document at a time."""
+"""Plain Python reference of the Gopher dialects' repetition statistics, one document at a time."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def curator(text: str, words: list[str], per_word: int) -> Shares:
 
 
 def overlap_corrected(ngrams: list[tuple[str, ...]], n: int, spaces: int) -> int:
-    """Characters of n-grams that were there before, those of overlapping ones once, with the spaces inside."""
-    seen, total, overlap = set(), 0, 0
+    """Characters of repeated n-grams, overlaps counted once, with the spaces inside."""
+    earlier_ngrams, total, overlap = set(), 0, 0
     for ngram in ngrams:
-        if ngram in seen:
+        if ngram in earlier_ngrams:
             total += sum(map(len, ngram[overlap:])) + spaces * min(n - overlap, n - 1)
             overlap = n
-        seen.add(ngram)
+        earlier_ngrams.add(ngram)
         overlap = max(overlap - 1, 0)
     return total
 
@@ -117,14 +117,14 @@ def datatrove(text: str, words: list[str], per_word: int) -> Shares:
 
 
 def greedy_copies(words: list[str], n: int) -> int:
-    """Characters of joined n-grams that were there before, each of which is jumped over."""
-    seen: set[str] = set()
+    """Characters of repeated n-grams; the scan jumps over each of them."""
+    earlier_ngrams: set[str] = set()
     total, at = 0, 0
     while at + n <= len(words):
         joined = "".join(words[at : at + n])
-        total += len(joined) if joined in seen else 0
-        at += n if joined in seen else 1
-        seen.add(joined)
+        total += len(joined) if joined in earlier_ngrams else 0
+        at += n if joined in earlier_ngrams else 1
+        earlier_ngrams.add(joined)
     return total
 
 
@@ -139,7 +139,7 @@ def top_chars(words: list[str], n: int, longest: bool) -> int:
 
 
 def covered_chars(words: list[str], n: int) -> int:
-    """Code points of the words that n-grams which occur twice or more cover."""
+    """Code points of words covered by n-grams that occur at least twice."""
     ngrams = ngrams_of(words, n)
     counts = Counter(ngrams)
     covered = {at + step for at, ngram in enumerate(ngrams) if counts[ngram] > 1 for step in range(n)}
@@ -159,16 +159,16 @@ def all_copies(parts: list[str]) -> Pair:
 
 
 def later_copies(parts: list[str], chars: int) -> Pair:
-    """Shares of the parts that occurred before, by number and of so many code points."""
+    """Shares of parts that occurred before, by number and of `chars` code points."""
     later = [part for at, part in enumerate(parts) if part in parts[:at]]
     return share(len(later), len(parts)), share(sum(map(len, later)), chars)
 
 
 def segments(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators, stripped; without those of whitespace only."""
+    """Parts of a text between separators, stripped; blank ones are left out."""
     return [part.strip() for part in text.split(separator) if part.strip()]
 
 
 def share(part: float, whole: float, of_nothing: float = 0.0) -> float:
-    """Part / whole, or a given value where there is no whole."""
+    """Quotient of `part` and `whole`, or `of_nothing` if `whole` is 0."""
     return part / whole if whole else of_nothing

@@ -40,25 +40,25 @@ def sentences_of_line(line: str) -> int:
     marks, closers = re.escape("".join(TERMINAL_MARKS) + "…"), re.escape(CLOSERS)
     count, last = 0, 0
     for run in re.finditer(f"([{marks}]+)[{closers}]*", line):
-        behind = line[run.end() :]
-        if behind and not behind[0].isspace() and not set(run[1]) - set(".?!…"):
+        after = line[run.end() :]
+        if after and not after[0].isspace() and not set(run[1]) - set(".?!…"):
             continue
-        if behind and run[1] == "." and is_abbreviation(line[: run.start()]):
+        if after and run[1] == "." and is_abbreviation(line[: run.start()]):
             continue
-        if set(run[1]) & {".", "…"} and run[1] != "." and behind.lstrip()[:1].islower():
+        if set(run[1]) & {".", "…"} and run[1] != "." and after.lstrip()[:1].islower():
             continue
         count, last = count + 1, run.end()
     return count + bool(line[last:].strip())
 
 
 def is_abbreviation(before: str) -> bool:
-    """Whether a text ends in an abbreviation that lacks only its full stop, or in an initial."""
+    """Return True if a text ends in an initial or in an abbreviation without its full stop."""
     word = "" if before[-1:].isspace() else (before.split() or [""])[-1].lstrip(OPENERS)
     return ascii_lower(word) in ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word not in "iI")
 
 
 def ascii_lower(text: str) -> str:
-    """The text with the letters A to Z in lower case, and no others."""
+    """Text with A to Z in lower case, and no other letters changed."""
     return re.sub("[A-Z]", lambda letter: letter[0].lower(), text)
 
 
@@ -112,5 +112,5 @@ def curator(text: str) -> dict[str, float]:
 
 
 def share(part: float, whole: float) -> float:
-    """Part / whole; 0 of nothing."""
+    """Quotient of `part` and `whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0

@@ -1,4 +1,4 @@
-"""Small models with random weights, in the folders that transformers writes: for what must hold of any model."""
+"""Small models with random weights in transformers' folder layout."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import pytest
 WORDS = [f"w{number}" for number in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST_TOKENS = 32
-"""What a small model reads at a time."""
+"""Context length of a small model."""
 
 
 def random_texts(number: int, seed: int, most_words: int = 90) -> list[str]:
-    """Texts of WORDS, of 0 to `most_words` words: some are longer than a model reads."""
+    """Texts of 0 to `most_words` WORDS; some exceed the model's context."""
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(WORDS, draw.integers(0, most_words))) for _ in range(number)]
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer of words between [CLS] and [SEP], whose file asks for padding and cuts, as many do."""
+    """Write a word tokenizer whose file asks for padding and truncation, as many do."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    made.enable_truncation(8)
-    made.enable_padding(length=8)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
     folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def write_word_vectors(folder: Path) -> Path:
-    """A model of model2vec: a vector of 16 numbers for each of WORDS; a text's is the mean, in whatever order."""
+    """Write a model2vec model: 16 numbers for each of WORDS; a text's vector is their mean."""
     tensors = pytest.importorskip("safetensors.numpy")
     write_tokenizer(folder)
     vectors = np.random.default_rng(5).normal(size=(len(SPECIAL) + len(WORDS), 16)).astype(np.float32)
@@ -49,7 +49,7 @@ def write_word_vectors(folder: Path) -> Path:
 
 
 def write_classifier(folder: Path, kind: str = "bert", classes: Sequence[str] = (), **settings: Any) -> Path:
-    """A classifier of a kind of transformers': with classes, or with one output where none are named."""
+    """Write a transformers classifier, with one output if `classes` is empty."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     labels = list(classes) or ["LABEL_0"]
     shapes: Mapping[str, Any] = {
@@ -79,15 +79,15 @@ def write_classifier(folder: Path, kind: str = "bert", classes: Sequence[str] = 
 
 
 def plain_logits(folder: Path, texts: Sequence[str]) -> np.ndarray:
-    """The network's numbers of each text's first window, one text after the other, by transformers alone."""
+    """Logits of each text's first window, one text at a time, by transformers alone."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
     numbers = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
-    found = []
+    logits = []
     with torch.inference_mode():
         for text in texts:
             words = [numbers[word] for word in re.findall(r"\w+", text)][: MOST_TOKENS - 2]
-            found.append(model(input_ids=torch.tensor([[2, *words, 3]])).logits[0].float().numpy())
-    return np.stack(found)
+            logits.append(model(input_ids=torch.tensor([[2, *words, 3]])).logits[0].float().numpy())
+    return np.stack(logits)

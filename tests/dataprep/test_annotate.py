@@ -1,4 +1,4 @@
-"""The stage `annotate`: what a user's function returns becomes columns, thresholds decide, and nothing is lost."""
+"""The stage `annotate`: a user's function measures columns, thresholds decide, and every document is accounted for."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., t
         documents = write_documents(tmp_path / f"ingest{number}", shards, copies)
         config = step(tmp_path / f"code{number}", source, **settings)
         out = tmp_path / f"out{number}"
-        where = replace(make_context(f"work{number}"), **{"stage": "annotate", **(context or {})})
-        summary = annotate.run({"ingest": documents}, config, out, where)
+        stage_context = replace(make_context(f"work{number}"), **{"stage": "annotate", **(context or {})})
+        summary = annotate.run({"ingest": documents}, config, out, stage_context)
         return summary, written(out)
 
     return run
@@ -50,9 +50,7 @@ def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., t
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("source", [COUNT, BATCH])
-def test_a_function_measures_and_thresholds_decide_the_same_in_all_modes(
-    ran: Callable[..., Any], source: str, mode: str
-) -> None:
+def test_measures_and_verdicts_are_the_same_in_all_modes(ran: Callable[..., Any], source: str, mode: str) -> None:
     settings = {"with": {"word": "xyzzy"}, "max": {"magic": 0}}
     summary, rows = ran(source, context={"mode": mode, "workers": 2}, **settings)
     assert [row["magic"] for row in rows] == [2, 0, 1, 0, 0] * 2
@@ -64,8 +62,8 @@ def test_a_function_measures_and_thresholds_decide_the_same_in_all_modes(
     assert "differs" not in summary
 
 
-def test_what_a_function_returns_may_be_a_typed_dict_a_tuple_a_dataclass_or_one_value(ran: Callable[..., Any]) -> None:
-    typed = """
+def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(ran: Callable[..., Any]) -> None:
+    typed_dict = """
 from typing import TypedDict
 class Found(TypedDict):
     size: int
@@ -75,28 +73,28 @@ class Found(TypedDict):
 def step(text: str) -> Found:
     return Found(size=len(text), share=0.5, first=text[0], loud=text.isupper())
 """
-    row = ran(typed)[1][0]
+    row = ran(typed_dict)[1][0]
     assert {name: row[name] for name in ("size", "share", "first", "loud")} == {
         "size": len(TEXTS[0]),
         "share": 0.5,
         "first": "x",
         "loud": False,
     }
-    named = (
+    named_tuple = (
         "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: int\n\ndef step(text) -> Found:\n"
         "    return Found(len(text))\n"
     )
-    assert [row["size"] for row in ran(named)[1]] == [*map(len, TEXTS)] * 2
-    made = named.replace("NamedTuple", "Any").replace(
+    assert [row["size"] for row in ran(named_tuple)[1]] == [*map(len, TEXTS)] * 2
+    dataclass = named_tuple.replace("NamedTuple", "Any").replace(
         "class Found(Any)", "import dataclasses\n@dataclasses.dataclass\nclass Found"
     )
-    assert [row["size"] for row in ran(made)[1]] == [*map(len, TEXTS)] * 2
+    assert [row["size"] for row in ran(dataclass)[1]] == [*map(len, TEXTS)] * 2
     assert [row["step"] for row in ran("def step(text):\n    return len(text) / 2\n")[1]] == [
         len(text) / 2 for text in TEXTS
     ] * 2
 
 
-def test_a_bare_false_drops_and_is_the_reason(ran: Callable[..., Any]) -> None:
+def test_false_drops_the_document(ran: Callable[..., Any]) -> None:
     summary, rows = ran("def step(text) -> bool:\n    return 'xyzzy' not in text\n")
     assert [row["reason"] for row in rows] == ["annotate/step", None, "annotate/step", None, None] * 2
     assert [row["step"] for row in rows] == [False, True, False, True, True] * 2
@@ -108,7 +106,7 @@ def test_a_bare_false_drops_and_is_the_reason(ran: Callable[..., Any]) -> None:
     assert [row["reason"] for row in ran(batch)[1]] == [row["reason"] for row in rows]
 
 
-def test_parameters_are_columns_of_documents_and_of_steps_before(
+def test_parameters_are_columns_of_documents_and_earlier_steps(
     ran: Callable[..., Any], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     source = """
@@ -127,12 +125,12 @@ def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: i
     assert [row["twice"] for row in written(tmp_path / "second")] == [4, 0, 2, 0, 0] * 2
 
 
-def test_a_batch_has_the_columns_that_the_manifest_names_and_may_come_back_with_more(ran: Callable[..., Any]) -> None:
+def test_batch_has_the_columns_of_the_manifest_and_may_return_more(ran: Callable[..., Any]) -> None:
     source = """
 import pyarrow as pa
 def step(batch: pa.RecordBatch):
     assert batch.schema.names == ["text", "url"]
-    return batch.append_column("size", pa.array([len(one) for one in batch["url"].to_pylist()]))
+    return batch.append_column("size", pa.array([len(url) for url in batch["url"].to_pylist()]))
 """
     _, rows = ran(source, columns=["text", "url"])
     assert {row["size"] for row in rows} == {len("https://example.org/0/0/0")}
@@ -146,7 +144,7 @@ def test_none_and_nan_are_null_and_pass_every_threshold(ran: Callable[..., Any])
     assert rows[0]["a"] is rows[0]["b"] is None
 
 
-def test_columns_have_one_type_in_all_shards(ran: Callable[..., Any], tmp_path: Path) -> None:
+def test_column_type_is_the_same_in_all_shards(ran: Callable[..., Any], tmp_path: Path) -> None:
     source = """
 def step(locator: str) -> dict:
     first = locator.startswith("https://example.org/0")
@@ -156,7 +154,7 @@ def step(locator: str) -> dict:
     assert [row["number"] for row in rows] == [1.0] * 5 + [0.5] * 5
     assert isinstance(rows[0]["number"], float)
     assert [row["label"] for row in rows] == [None] * 5 + ["b"] * 5
-    with pytest.raises(OwnCodeError, match=r"steps.py, line 1: step returned .* as 'number'; a column has one kind"):
+    with pytest.raises(OwnCodeError, match=r"steps.py, line 1: step .* 'number'"):
         ran(
             "def step(locator) -> dict:\n    return {'number': 1 if locator.startswith('https://example.org/0') "
             "else 'one'}\n"
@@ -167,114 +165,112 @@ WRONG = {
     "a wrong signature": (
         "def step(text, word): ...",
         {},
-        r"steps.py, line 1: step has the parameter 'word', which is no column of documents; there "
-        r"are text, source, url, metadata, locator, id; correct it, or give it in `with`",
+        ["steps.py, line 1", "'word'", "text, source, url, metadata, locator, id", "`with`"],
     ),
     "an unknown option": (
         "def step(text): ...",
         {"with": {"word": "x"}},
-        r"steps.py, line 1: step\(text\) cannot be called with \(text\) and with: word",
+        ["steps.py, line 1", "step(text)", "with: word"],
     ),
     "a wrong column length": (
         "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [1, 2]}",
         {},
-        r"steps.py, line 2: step returned 2 values as 'a' for 5 documents; return one for each",
+        ["steps.py, line 2", "2 values", "'a'", "5 documents"],
     ),
     "a wrong dtype": (
         "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [[1]] * len(batch)}",
         {},
-        r"steps.py, line 2: step returned list<item: int64> as 'a'; a column has numbers, texts",
+        ["steps.py, line 2", "list<item: int64>", "'a'", "numbers, texts"],
     ),
     "a nested value": (
         "def step(text) -> dict: return {'a': [1]}",
         {},
-        r"steps.py, line 1: step returned list \[1\] as 'a'; a column has numbers, texts, True",
+        ["steps.py, line 1", "list [1]", "'a'", "numbers, texts, True"],
     ),
     "mixed values": (
         "def step(text) -> dict: return {'a': 1 if 'x' in text else 'one'}",
         {},
-        r"steps.py, line 1: step returned numbers and text as 'a'; a column has one kind of value",
+        ["steps.py, line 1", "numbers and text", "'a'"],
     ),
     "a number that is too large": (
         "def step(text) -> dict: return {'a': 1 << 70}",
         {},
-        r"steps.py, line 1: step returned values as 'a' that make no column: ",
+        ["steps.py, line 1", "'a'"],
     ),
     "an error on import": (
         "import json\n1 / 0\ndef step(text): ...",
         {},
-        r"steps.py cannot be loaded: ZeroDivisionError: division by zero \(steps.py, line 2\)",
+        ["ZeroDivisionError: division by zero (steps.py, line 2)"],
     ),
     "an exit on import": (
         "import sys\nsys.exit(3)\ndef step(text): ...",
         {},
-        r"steps.py cannot be loaded: SystemExit: 3 \(steps.py, line 2\)",
+        ["SystemExit: 3 (steps.py, line 2)"],
     ),
     "an endless import": (
         "while True: pass\ndef step(text): ...",
         {"time_limit_seconds": 0.2},
-        r"steps.py cannot be loaded: TimeLimitError: took longer than 0.2 s \(steps.py, line 1\)",
+        ["TimeLimitError", "0.2 s (steps.py, line 1)"],
     ),
     "nothing": (
         "def step(text): pass",
         {},
-        r"steps.py, line 1: step returned nothing \(None\); return a dictionary, a number, a text, True",
+        ["steps.py, line 1", "None", "a dictionary, a number, a text, True"],
     ),
     "an unknown parameter": (
         "def step(txet): return 1",
         {},
-        r"has the parameter 'txet', which is no column of documents, did you mean 'text'\?",
+        ["'txet'", "did you mean 'text'?"],
     ),
     "an async function": (
         "async def step(text): return 1",
         {},
-        r"steps.py, line 1: step is an async function, which nobody would wait for; write it with",
+        ["steps.py, line 1", "async function"],
     ),
-    "a generator": ("def step(text):\n    yield 1", {}, r"steps.py, line 1: step yields values; return one"),
+    "a generator": ("def step(text):\n    yield 1", {}, ["steps.py, line 1", "yields"]),
     "a class": (
         "class step:\n    def __init__(self, text): ...",
         {},
-        r"steps.py, line 1: step is a class; name a function",
+        ["steps.py, line 1", "is a class"],
     ),
     "huge output": (
         "def step(text): return text * 1000_000",
         {},
-        r"steps.py, line 1: step returned a text of .* bytes as 'step', which may have 100,000",
+        ["steps.py, line 1", "'step'", "100,000"],
     ),
     "a column that nothing announces": (
-        "def step(text):\n    found = make()\n    return found\ndef make(): return {'magic': 1}",
+        "def step(text):\n    columns = make()\n    return columns\ndef make(): return {'magic': 1}",
         {},
-        r"steps.py, line 1: step returned a column 'magic' that nothing announces; write `measures: \[magic\]` in the "
-        r"step, or give the function a return type",
+        ["steps.py, line 1", "'magic'", "`measures: [magic]`", "return type"],
     ),
     "a threshold on text": (
         "def step(text) -> dict: return {'a': text}",
         {"max": {"a": 1}},
-        r"step returns texts as 'a', which max.a cannot bound; remove it, or return a number",
+        ["texts", "'a'", "max.a"],
     ),
     "columns for one document": (
         "def step(text): return 1",
         {"columns": ["url"]},
-        r"takes one document at a time, and has a parameter for each column",
+        ["one document at a time"],
     ),
     "an unknown column of a batch": (
         "import pyarrow as pa\ndef step(batch: pa.Table): ...",
         {"columns": ["words"]},
-        r"step is given the column 'words', which is no column of documents; there are",
+        ["'words'", "text, source, url"],
     ),
-    "a function that is none": ("step = 3", {}, r"steps:step is int, which cannot be called; name a function"),
+    "an integer": ("step = 3", {}, ["steps:step", "int"]),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["memory", "threads"])
-@pytest.mark.parametrize("what", WRONG)
-def test_what_a_function_may_not_be_or_return_ends_the_stage_with_a_sentence(
-    ran: Callable[..., Any], what: str, mode: str
+@pytest.mark.parametrize(("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")])
+def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
+    ran: Callable[..., Any], case: str, mode: str
 ) -> None:
-    source, settings, says = WRONG[what]
-    with pytest.raises(OwnCodeError, match=says):
+    source, settings, facts = WRONG[case]
+    with pytest.raises(OwnCodeError) as error:
         ran(source, context={"mode": mode, "workers": 2}, **settings)
+    for fact in facts:
+        assert fact in str(error.value)
 
 
 RAISES = {
@@ -311,38 +307,32 @@ RAISES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-@pytest.mark.parametrize("what", RAISES)
-def test_what_raises_on_a_document_quarantines_that_document_alone(
-    ran: Callable[..., Any], what: str, mode: str
-) -> None:
-    source, says = RAISES[what]
+@pytest.mark.parametrize("case", RAISES)
+def test_exception_quarantines_only_its_document(ran: Callable[..., Any], case: str, mode: str) -> None:
+    source, message = RAISES[case]
     summary, rows = ran(source, context={"mode": mode, "workers": 2}, max_quarantined=0.5, time_limit_seconds=0.3)
     assert [row["reason"] for row in rows] == ["quarantine", None, None, None, None] * 2
     assert [row["step"] for row in rows] == [None, 1, 1, 1, 1] * 2
-    assert all(row["error"].startswith(says) for row in (rows[0], rows[5])), rows[0]["error"]
+    assert all(row["error"].startswith(message) for row in (rows[0], rows[5])), rows[0]["error"]
     assert summary["counts"]["quarantined"] == 2
 
 
-def test_a_function_that_always_raises_ends_the_stage_with_what_it_raised(ran: Callable[..., Any]) -> None:
+def test_quarantine_limit_ends_the_stage_with_the_first_exception(ran: Callable[..., Any]) -> None:
     source = "from functools import cache\n@cache\ndef step(text, words): return 1\n"
-    with pytest.raises(
-        QuarantineError,
-        match=r"10 of 10 records \(100.0%\) could not be processed, more than the "
-        r"allowed 5.0%; the first: TypeError: unhashable type: 'list'",
-    ):
+    with pytest.raises(QuarantineError, match=r"10 of 10 .*100.0%.* 5.0%.*TypeError: unhashable type: 'list'"):
         ran(source, **{"with": {"words": ["a"]}})
 
 
-def test_a_function_whose_calls_differ_is_warned_of(ran: Callable[..., Any], tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
+def test_nondeterministic_function_is_warned_about(ran: Callable[..., Any], tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
     source = "import itertools\ncalls = itertools.count()\ndef step(text): return next(calls)\n"
-    summary, _ = ran(source, context={"emit": told.append, "stage": "annotate"})
-    assert "steps.py, line 3: step is not deterministic: two calls with document" in summary["differs"]
-    (warning,) = [event["message"] for event in told if event["event"] == "warning"]
-    assert warning.startswith(f"{summary['differs']}; another run")
+    summary, _ = ran(source, context={"emit": events.append, "stage": "annotate"})
+    assert "steps.py, line 3: step is not deterministic" in summary["differs"]
+    (warning,) = [event["message"] for event in events if event["event"] == "warning"]
+    assert warning.startswith(summary["differs"])
 
 
-def test_what_cannot_change_a_batch_changes_nothing(ran: Callable[..., Any]) -> None:
+def test_dropping_a_column_of_the_batch_changes_nothing(ran: Callable[..., Any]) -> None:
     source = """
 import numpy as np, pyarrow as pa
 def step(batch: pa.Table):
@@ -353,9 +343,7 @@ def step(batch: pa.Table):
     assert [row["size"] for row in ran(source)[1]] == [*map(len, TEXTS)] * 2
 
 
-def test_a_finished_shard_is_not_done_again_and_the_bytes_are_the_same(
-    tmp_path: Path, make_context: Callable[..., Context]
-) -> None:
+def test_resumed_run_writes_the_same_bytes(tmp_path: Path, make_context: Callable[..., Context]) -> None:
     documents = write_documents(tmp_path / "ingest", shards=3)
     config = step(tmp_path / "code", COUNT, **{"with": {"word": "xyzzy"}, "max": {"magic": 0}})
     for name in ("one", "two"):
@@ -379,17 +367,17 @@ def test_a_finished_shard_is_not_done_again_and_the_bytes_are_the_same(
             ["a", "b"],
         ),
         ("def step(text):\n    if text: return {'a': 1}\n    return dict(b=2)", ["a", "b"]),
-        ("def step(text):\n    found = {'a': 1}\n    found['b'] = 2\n    return found", ["a", "b"]),
+        ("def step(text):\n    columns = {'a': 1}\n    columns['b'] = 2\n    return columns", ["a", "b"]),
         ("def step(batch: 'pa.Table'):\n    return pa.table({'a': [1]}).append_column('b', [2])", ["a", "b"]),
         ("def step(batch: 'pa.Table'):\n    return pa.table([1], names=['a', 'b'])", ["a", "b"]),
         ("def step(text):\n    def inner(): return {'x': 1}\n    return {'a': 1} if text else {'b': 2}", ["a", "b"]),
     ],
 )
-def test_the_columns_are_known_without_running_the_function(tmp_path: Path, source: str, columns: list[str]) -> None:
+def test_columns_are_derived_without_running_the_function(tmp_path: Path, source: str, columns: list[str]) -> None:
     assert Annotate.model_validate(step(tmp_path / "code", source)).function.measured == columns
 
 
-def test_histograms_have_the_edges_that_suit_their_values() -> None:
+def test_histogram_edges_fit_the_values() -> None:
     import numpy as np
 
     from gristmill.dataprep.conservation import (

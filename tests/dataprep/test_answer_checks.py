@@ -1,4 +1,4 @@
-"""The built-in checks of answers, case by case."""
+"""Built-in checks of answers, case by case."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def reward(section: dict[str, Any], text: str, right: str | None = None, tokens:
         ({"kind": "format", "tags": ["plan"]}, "<plan>x</plan>", None, 1.0),
     ],
 )
-def test_a_check(section: dict[str, Any], text: str, right: str | None, expected: float) -> None:
+def test_reward_of_each_check(section: dict[str, Any], text: str, right: str | None, expected: float) -> None:
     assert reward(section, text, right) == expected
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, 0.0), (5, 0.5), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
-def test_length_falls_in_proportion_to_the_distance(tokens: int, expected: float) -> None:
+def test_length_reward_falls_linearly_with_the_distance_from_the_target(tokens: int, expected: float) -> None:
     assert reward({"kind": "length", "target_tokens": 10}, "", tokens=tokens) == expected
 
 
@@ -80,10 +80,9 @@ def test_the_last_number_of_a_text(text: str, expected: float | None) -> None:
     assert last_number(text) == expected
 
 
-def test_which_checks_want_an_answer() -> None:
-    wants = {"exact": {}, "number": {}, "contains": {}}
-    for kind, more in wants.items():
-        assert wants_answer(SECTION.validate_python({"kind": kind, **more}))
+def test_checks_that_compare_need_an_answer() -> None:
+    for kind in ("exact", "number", "contains"):
+        assert wants_answer(SECTION.validate_python({"kind": kind}))
     assert not wants_answer(SECTION.validate_python({"kind": "contains", "text": "x"}))
     assert not wants_answer(SECTION.validate_python({"kind": "regex", "pattern": "x"}))
     assert wants_answer(SECTION.validate_python({"kind": "regex", "pattern": "(x)", "captures_answer": True}))
@@ -98,6 +97,6 @@ def test_which_checks_want_an_answer() -> None:
         ({"kind": "format", "tags": ["a b"]}, "pattern"),
     ],
 )
-def test_a_check_that_cannot_be_is_refused(section: dict[str, Any], message: str) -> None:
+def test_invalid_check_is_rejected(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SECTION.validate_python(section)

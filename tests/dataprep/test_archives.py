@@ -1,3 +1,5 @@
+"""Archives as folders of files: members, locators, damage."""
+
 import gzip
 import io
 import tarfile
@@ -19,21 +21,21 @@ MEMBERS = {"b.txt": b"plain", "in/a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{b
 
 
 def tar(members: Mapping[str, bytes], names: list[str] | None = None) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in names or members:
             info = tarfile.TarInfo(name)
             info.size = len(members[name])
             archive.addfile(info, io.BytesIO(members[name]))
-    return sink.getvalue()
+    return buffer.getvalue()
 
 
 def zipped(members: Mapping[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    return sink.getvalue()
+    return buffer.getvalue()
 
 
 PACK = {
@@ -56,7 +58,7 @@ def errors(records: list[Read]) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_members_are_read_like_files_and_named_in_locators(tmp_path: Path, name: str) -> None:
+def test_members_are_read_like_files_with_the_archive_in_their_locator(tmp_path: Path, name: str) -> None:
     records = read(tmp_path / name, PACK[name](MEMBERS))
     assert [item for item in records if not isinstance(item, Rejected)] == [
         Record(1, f"{name}/b.txt", "plain", "{}"),
@@ -86,17 +88,17 @@ def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) ->
     assert [item.text for item in records if isinstance(item, Record)] == ["a"]
 
 
-def test_a_format_decides_which_members_count(tmp_path: Path) -> None:
+def test_format_selects_members(tmp_path: Path) -> None:
     members = {"a.txt": b"a", "b.png": b"b", "c": b"c", "d.html": b"d"}
-    wanted = {"text": ["a", "b", "c", "d"], "jsonl": [], "auto": ["a"]}
-    for asked, texts in wanted.items():
-        records = read(tmp_path / "a.tar", tar(members), format=asked)
+    expected = {"text": ["a", "b", "c", "d"], "jsonl": [], "auto": ["a"]}
+    for format, texts in expected.items():
+        records = read(tmp_path / "a.tar", tar(members), format=format)
         assert [item.text for item in records if isinstance(item, Record)] == texts
     records = read(tmp_path / "a.tar", tar(members), format="html")
     assert [item.locator for item in records if isinstance(item, Page)] == ["a.tar/c", "a.tar/d.html"]
 
 
-def test_a_name_that_repeats_keeps_its_documents_apart(tmp_path: Path) -> None:
+def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
     records = read(tmp_path / "a.tar", tar({"a.txt": b"same"}, ["a.txt", "a.txt"]))
     assert [item.locator for item in records if isinstance(item, Record)] == ["a.tar/a.txt", "a.tar;2/a.txt"]
 
@@ -104,46 +106,47 @@ def test_a_name_that_repeats_keeps_its_documents_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "texts"), [(514, []), (1024, ["one"]), (1324, ["one"]), (2048, ["one", "two"]), (2058, ["one", "two"])]
 )
-def test_a_tar_that_is_cut_off_gives_the_members_before_the_damage(tmp_path: Path, keep: int, texts: list[str]) -> None:
+def test_truncated_tar_yields_the_members_before_the_damage(tmp_path: Path, keep: int, texts: list[str]) -> None:
     records = read(tmp_path / "a.tar", tar({"a.txt": b"one", "b.txt": b"two"})[:keep])
     assert [item.text for item in records if isinstance(item, Record)] == texts
     assert len(errors(records)) == 1
 
 
-def test_a_compressed_tar_that_is_cut_off_behind_its_last_member_is_told(tmp_path: Path) -> None:
+def test_gzip_stream_truncated_after_the_last_member_is_reported(tmp_path: Path) -> None:
     packed = gzip.compress(tar({"a.txt": b"one"}))[:-4]
     (document, damage) = read(tmp_path / "b.tar.gz", packed)
     assert isinstance(document, Record)
     assert isinstance(damage, Rejected)
-    assert damage.error == ".gz data ends in the middle: the file is cut off"
+    assert ".gz" in damage.error
+    assert "cut off" in damage.error
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no archive", bytes(100)])
-def test_what_is_no_archive_is_one_quarantined_record(tmp_path: Path, content: bytes) -> None:
+def test_invalid_archive_is_one_quarantined_record(tmp_path: Path, content: bytes) -> None:
     for name in ("a.tar", "a.zip"):
         ((part, number, error),) = errors(read(tmp_path / name, content))
         assert (part, number) == ("", 1)
         assert "archive is damaged" in error
 
 
-def test_a_damaged_and_an_encrypted_member_of_a_zip_cost_only_themselves(tmp_path: Path) -> None:
+def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> None:
     content = bytearray(zipped({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"}))
     content[40] ^= 0xFF
     central = content.index(b"PK\x01\x02")
-    second = content.index(b"PK\x01\x02", central + 4)
-    content[second + 8] |= 1  # the directory says that b.txt is encrypted
+    second_header = content.index(b"PK\x01\x02", central + 4)
+    content[second_header + 8] |= 1  # the directory says that b.txt is encrypted
     local = content.index(b"PK\x03\x04", 4)
     content[local + 6] |= 1
     records = read(tmp_path / "a.zip", bytes(content))
     assert [item.text for item in records if isinstance(item, Record)] == ["third"]
-    (first, second_error) = errors(records)
-    assert first[:2] == ("a.txt", 1)
-    assert "damaged" in first[2]
-    assert second_error[:2] == ("b.txt", 1)
-    assert "encrypted" in second_error[2]
+    (damaged, encrypted) = errors(records)
+    assert damaged[:2] == ("a.txt", 1)
+    assert "damaged" in damaged[2]
+    assert encrypted[:2] == ("b.txt", 1)
+    assert "encrypted" in encrypted[2]
 
 
-def test_archives_are_read_in_any_store_and_chains_are_refused() -> None:
+def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
     from upath import UPath
 
     root = UPath("memory://archive-test")
@@ -151,17 +154,17 @@ def test_archives_are_read_in_any_store_and_chains_are_refused() -> None:
     (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
     (file,) = find_files("s", {"path": "memory://archive-test/a.zip"}).files
     assert list(read_records(file, Reading())) == [Record(1, "a.zip/a.txt", "far", "{}")]
-    with pytest.raises(SourceError, match="is a chain of URLs; name the archive itself"):
+    with pytest.raises(SourceError, match=r"zip://.*chain of URLs"):
         find_files("s", {"path": "zip://*.txt::memory://archive-test/a.zip"})
 
 
-def test_tables_are_not_read_out_of_archives(tmp_path: Path) -> None:
+def test_parquet_members_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({}))
-    with pytest.raises(SourceError, match=r"a\.zip: parquet files are not read out of archives; unpack it"):
+    with pytest.raises(SourceError, match=r"a\.zip: parquet .*unpack"):
         find_files("s", {"path": str(tmp_path / "a.zip"), "format": "parquet"})
 
 
-def test_a_header_that_is_damaged_in_the_middle_costs_its_member(tmp_path: Path) -> None:
+def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
     content = bytearray(tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
     content[1024 + 150] ^= 0xFF  # in the checksum of the second member
     records = read(tmp_path / "a.tar", bytes(content))
@@ -172,9 +175,7 @@ def test_a_header_that_is_damaged_in_the_middle_costs_its_member(tmp_path: Path)
 @pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=300)
-def test_damage_anywhere_loses_no_member_without_a_word(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_damage_never_loses_a_member_silently(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     members = {f"{number}.txt": b"text %d " % number * 40 for number in range(3)}
     name, pack = data.draw(st.sampled_from([("d.tar", tar), ("d.zip", zipped)]))
     content = bytearray(pack(members))
@@ -183,11 +184,11 @@ def test_damage_anywhere_loses_no_member_without_a_word(
         at = data.draw(st.integers(0, limit - 1))
         content[at : at + data.draw(st.integers(0, 30))] = data.draw(st.binary(max_size=30))
     records = read(tmp_path_factory.getbasetemp() / name, bytes(content))
-    told = [item for item in records if isinstance(item, Rejected | Skipped)]
-    assert told or len(records) == 3 or name == "d.zip"
+    reports = [item for item in records if isinstance(item, Rejected | Skipped)]
+    assert reports or len(records) == 3 or name == "d.zip"
 
 
-def test_empty_members_are_counted_by_cause_and_not_listed_one_by_one(tmp_path: Path) -> None:
+def test_empty_members_are_counted_as_skipped(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for number in range(300):
             archive.addfile(tarfile.TarInfo(f"{number}.txt"))

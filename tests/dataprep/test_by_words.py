@@ -1,4 +1,4 @@
-"""Documents are found by their words: BM25 as a plain loop computes it, whatever the script and the shards."""
+"""BM25 search equals a plain loop, for any script and any shards."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ WORDS = [f"{a}{b}" for a in ("mill", "grain", "bread", "stone") for b in ("", "s
         ("?! ...", []),
     ],
 )
-def test_a_question_is_words_quoted_passages_and_pairs_of_characters(question: str, terms: list[str]) -> None:
+def test_query_terms_are_words_quoted_passages_and_character_pairs(question: str, terms: list[str]) -> None:
     assert terms_of(question) == terms
 
 
-def test_a_term_is_found_as_a_word_and_not_within_one() -> None:
+def test_term_matches_whole_words() -> None:
     texts = pa.chunked_array(
         [["Mill mill MILL, mills; (mill)", "milling caf\u00e9"], ["", "the mill  grinds", "a\u7c89b"]],
         pa.large_string(),
     )
-    found = count_terms(texts, ["mill", "caf", "caf\u00e9", "mill grinds", "\u7c89"])
-    assert found.tolist() == [[4, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+    counts = count_terms(texts, ["mill", "caf", "caf\u00e9", "mill grinds", "\u7c89"])
+    assert counts.tolist() == [[4, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
 
 
 def plain_bm25(texts: Sequence[str], terms: Sequence[str]) -> list[float]:
-    """The score of each text, one after another."""
+    """Score of each text, one after another."""
     words = [Counter(re.findall(r"\w+", text.lower())) for text in texts]
     lengths = [len(text.encode()) for text in texts]
     mean = sum(lengths) / len(texts)
     scores = []
-    for own, length in zip(words, lengths, strict=True):
+    for counts, length in zip(words, lengths, strict=True):
         score = 0.0
         for term in terms:
-            having = sum(term in one for one in words)
-            often = own[term]
+            document_frequency = sum(term in counter for counter in words)
+            frequency = counts[term]
             score += (
-                log1p((len(texts) - having + 0.5) / (having + 0.5))
-                * often
+                log1p((len(texts) - document_frequency + 0.5) / (document_frequency + 0.5))
+                * frequency
                 * (K1 + 1)
-                / (often + K1 * (1 - B + B * length / mean))
+                / (frequency + K1 * (1 - B + B * length / mean))
             )
         scores.append(score)
     return scores
@@ -92,28 +92,27 @@ def texts_of(corpus: Corpus) -> list[str]:
     return [text for shard in corpus.shards for text in corpus.read(shard, ["text"], None)["text"].to_pylist()]
 
 
-@pytest.mark.slow
-def test_scores_are_those_of_a_plain_loop_over_all_shards(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_equal_a_plain_loop_over_all_shards(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bm25_scan, "ROW_GROUP_ROWS", 7)
     terms = terms_of("mill graines breadé stone")
     terms[1] = "grains"
-    found = search_words(corpus, terms, 20)
+    search = search_words(corpus, terms, 20)
     expected = np.array(plain_bm25(texts_of(corpus), terms))
     places = [(shard, row) for shard in corpus.shards for row in range(100)]
     order = np.argsort(-expected, kind="stable")[:20]
-    assert [(hit.shard, hit.row) for hit in found.hits] == [places[one] for one in order]
-    assert np.allclose([hit.bm25 for hit in found.hits], expected[order])
-    assert (found.matching, found.documents, found.of) == (int((expected > 0).sum()), 300, 300)
+    assert [(hit.shard, hit.row) for hit in search.hits] == [places[place] for place in order]
+    assert np.allclose([hit.bm25 for hit in search.hits], expected[order])
+    assert (search.matching, search.documents, search.of) == (int((expected > 0).sum()), 300, 300)
 
 
-def test_a_few_candidates_at_a_time_give_the_same_best(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search_words(corpus, ["mill", "stoner"], 5).hits
+def test_small_candidate_batches_give_the_same_hits(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = search_words(corpus, ["mill", "stoner"], 5).hits
     monkeypatch.setattr(bm25_scan, "CANDIDATES", 60)
     monkeypatch.setattr(bm25_scan, "ROW_GROUP_ROWS", 20)
-    assert search_words(corpus, ["mill", "stoner"], 5).hits == whole
+    assert search_words(corpus, ["mill", "stoner"], 5).hits == hits
 
 
-def test_a_search_says_how_many_texts_it_has_looked_at(corpus: Corpus) -> None:
+def test_search_counts_the_scanned_texts(corpus: Corpus) -> None:
     part = search_words(corpus, ["mill"], 300, most_bytes=1)
     assert (part.documents, part.of) == (100, 300)
     assert {hit.shard for hit in part.hits} == {corpus.shards[0]}

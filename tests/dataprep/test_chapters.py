@@ -1,4 +1,4 @@
-"""A book becomes its chapters, or runs of paragraphs, and nothing of it is lost."""
+"""Books are split into chapters or runs of paragraphs, and no character is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADINGS = (
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
-def test_a_chapter_begins_at_a_heading_and_what_stands_before_is_a_part_of_its_own(heading: str) -> None:
+def test_chapter_begins_at_a_heading_and_text_before_it_is_a_part(heading: str) -> None:
     text = f"The title\n\nby somebody. {BODY}\n\n\n{heading}\n\n{BODY}\n\n{heading}\n{BODY}"
     first, second, third = chapters(text)
     assert (heading_of(first), heading_of(second), heading_of(third)) == (None, heading, heading)
@@ -55,17 +55,17 @@ def test_a_chapter_begins_at_a_heading_and_what_stands_before_is_a_part_of_its_o
         "Book a room",
     ],
 )
-def test_a_line_of_prose_is_no_heading(line: str) -> None:
+def test_line_of_prose_is_not_a_heading(line: str) -> None:
     text = f"{BODY}\n\n{line}{' went to the mill.' if line == 'I' else ''}\n\n{BODY}"
     assert chapters(text) == [text]
 
 
-def test_a_heading_stands_behind_a_blank_line() -> None:
+def test_heading_needs_a_blank_line_before_it() -> None:
     text = f"{BODY}\nCHAPTER I\n{BODY}"
     assert chapters(text) == [text]
 
 
-def test_headings_in_a_row_begin_one_chapter() -> None:
+def test_consecutive_headings_begin_one_chapter() -> None:
     contents = "".join(f"Chapter {number}\n\n" for number in range(1, 9))
     text = f"{contents}{BODY}\n\nPART II\n\nCHAPTER I\n\n{BODY}\n\nTHE END\n\nEpilogue\n\nShort."
     first, second = chapters(text)
@@ -104,9 +104,7 @@ def test_the_parts_joined_are_the_text(pieces: list[str], characters: int) -> No
         ({"paragraphs": 1000}, ["book.txt#1", "book.txt#2", "note.txt#1"], ["{}"] * 3),
     ],
 )
-def test_a_source_says_how_its_books_are_cut(
-    tmp_path: Path, split: object, locators: list[str], headings: list[str]
-) -> None:
+def test_split_of_a_source(tmp_path: Path, split: object, locators: list[str], headings: list[str]) -> None:
     book = f"CHAPTER I\n\n{BODY}\n\nCHAPTER II\n\n{BODY}"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "book.txt").write_text(book)
@@ -124,12 +122,12 @@ def test_a_source_says_how_its_books_are_cut(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"split": "sentences"}, "not a way to split a text; use `chapters` or"),
-        ({"split": "chapters", "format": "jsonl"}, "format jsonl supports neither"),
-        ({"split": {"paragraphs": 9}, "format": "hf"}, "its rows are not split further"),
+        ({"split": "sentences"}, "`chapters`"),
+        ({"split": "chapters", "format": "jsonl"}, "jsonl"),
+        ({"split": {"paragraphs": 9}, "format": "hf"}, "hf|rows"),
         ({"split": {"paragraphs": 0}}, "greater than 0"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(section: dict[str, object], message: str) -> None:
+def test_invalid_split_is_rejected(section: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Source.model_validate({"path": "x", **section})

@@ -1,4 +1,4 @@
-"""The stage `clean`: what it writes down, what it drops, and that nothing but the text decides."""
+"""The stage `clean`: edits, counts and drops depend on the text alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cleaned(texts: list[str], section: Clean) -> tuple[list[str], dict[str, Any]
     return apply_edits(array, columns[EDITS]).to_pylist(), columns
 
 
-def test_line_rules_can_be_a_list_and_take_the_paper_s_constants() -> None:
+def test_line_rules_accept_a_list_and_the_papers_constants() -> None:
     section = Clean.model_validate({"lines": [{"c4": {"constants": "paper"}}, "dclm"]})
     assert section.lines is not None
     assert section.lines.c4 is not None
@@ -45,23 +45,21 @@ def test_line_rules_can_be_a_list_and_take_the_paper_s_constants() -> None:
         Clean.model_validate({"lines": ["c5"]})
 
 
-@pytest.mark.slow
-def test_each_step_sees_what_the_one_before_left_and_all_are_one_list_of_edits() -> None:
+def test_cleaners_see_earlier_edits_and_join_into_one_list() -> None:
     text = "sch\u00c3\u00b6ne Zeile mit f\u00c3\u00bcnf Worten.[1]\nno\n\u00e9 Zeile mit genau fünf Worten.\n"
-    left, columns = cleaned([text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]}))
-    assert left == ["schöne Zeile mit fünf Worten.\né Zeile mit genau fünf Worten.", ""]
+    texts, columns = cleaned([text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]}))
+    assert texts == ["schöne Zeile mit fünf Worten.\né Zeile mit genau fünf Worten.", ""]
     assert columns["clean_fix_unicode"].tolist() == [1, 0]
     assert columns["clean_c4_citations"].tolist() == [1, 0]
     assert columns["clean_c4_no_terminal_punctuation"].tolist() == [1, 1]
     assert columns["clean_words"].tolist() == [11, 0]
 
 
-@pytest.mark.slow
-def test_masking_comes_last_and_is_one_of_the_rules() -> None:
+def test_masking_runs_last() -> None:
     text = "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 on any day."
     section = Clean.model_validate({"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}})
-    left, columns = cleaned([text], section)
-    assert left == ["Ask <EMAIL> about all these fine things.\nOr ring +49 30 901820 on any day."]
+    texts, columns = cleaned([text], section)
+    assert texts == ["Ask <EMAIL> about all these fine things.\nOr ring +49 30 901820 on any day."]
     assert columns["clean_mask_email"].tolist() == [1]
     assert "clean_mask_phone" not in columns
 
@@ -69,16 +67,16 @@ def test_masking_comes_last_and_is_one_of_the_rules() -> None:
 @pytest.mark.slow
 @given(st.lists(st.text(max_size=30), max_size=5))
 @settings(deadline=None, max_examples=100)
-def test_a_text_is_cleaned_the_same_alone_and_among_others_and_edits_split_no_character(texts: list[str]) -> None:
+def test_cleaning_ignores_the_batch_and_splits_no_character(texts: list[str]) -> None:
     section = Clean.model_validate(EVERYTHING)
-    left, columns = cleaned(texts, section)
+    cleaned_texts, columns = cleaned(texts, section)
     for number, text in enumerate(texts):
-        alone, own = cleaned([text], section)
-        assert alone == [left[number]]
-        assert {name: values.tolist() for name, values in own.items()} == {
+        alone, own_columns = cleaned([text], section)
+        assert alone == [cleaned_texts[number]]
+        assert {name: values.tolist() for name, values in own_columns.items()} == {
             name: values.tolist()[number : number + 1] for name, values in columns.items()
         }
-        for edit in own[EDITS].to_pylist()[0]:
+        for edit in own_columns[EDITS].to_pylist()[0]:
             text.encode()[edit["begin"] : edit["end"]].decode()
 
 
@@ -86,7 +84,7 @@ PROSE = "This is a line of prose.\n" * 20
 PAGE = PROSE + "LOUD\n" + "And here it ends for good."
 
 
-def test_the_stage_writes_edits_counts_each_rule_and_drops_what_it_emptied_or_cut_too_much(
+def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     shards = [
@@ -95,10 +93,10 @@ def test_the_stage_writes_edits_counts_each_rule_and_drops_what_it_emptied_or_cu
     ]
     inputs = {"ingest": write_ingest("ingest", shards)}
     config = {"lines": ["dclm"], "max_newlines": 2, "sources": ["web"]}
-    out = [tmp_path / "once", tmp_path / "again"]
-    summary = clean.run(inputs, config, out[0], make_context("work1"))
-    assert clean.run(inputs, config, out[1], make_context("work2", workers=2)) == summary
-    rows = [row for shard in shard_names(inputs["ingest"]) for row in read_table(out[0] / shard).to_pylist()]
+    outputs = [tmp_path / "once", tmp_path / "again"]
+    summary = clean.run(inputs, config, outputs[0], make_context("work1"))
+    assert clean.run(inputs, config, outputs[1], make_context("work2", workers=2)) == summary
+    rows = [row for shard in shard_names(inputs["ingest"]) for row in read_table(outputs[0] / shard).to_pylist()]
     assert [row["reason"] for row in rows] == [None, clean.EMPTY, None, clean.REMOVED, None]
     assert [row["clean_dclm_uppercase"] for row in rows] == [1, 1, None, 1, 0]
     assert [row["clean_newlines"] for row in rows] == [0, 0, None, 1, 0]
@@ -107,7 +105,7 @@ def test_the_stage_writes_edits_counts_each_rule_and_drops_what_it_emptied_or_cu
     texts = [
         text
         for shard in shard_names(inputs["ingest"])
-        for text in read_documents({**inputs, "clean": out[0]}, shard, ["text"])["text"].to_pylist()
+        for text in read_documents({**inputs, "clean": outputs[0]}, shard, ["text"])["text"].to_pylist()
     ]
     assert texts == [PAGE.replace("LOUD\n", ""), "", "LOUD LINE", "One line here.\n\nanother line there", PROSE.strip()]
     assert summary["edits"]["dclm_uppercase"] == {"documents": 3, "times": 3, "bytes": 4 + 9 + 9}
@@ -116,10 +114,10 @@ def test_the_stage_writes_edits_counts_each_rule_and_drops_what_it_emptied_or_cu
     assert summary["counts"]["bytes_kept"] == len(PAGE) - 5 + len("LOUD LINE") + len(PROSE) - 1
     assert sum(summary["histograms"]["removed_word_ratio"]["counts"]) == 4
     for shard in shard_names(inputs["ingest"]):
-        assert (out[0] / shard).read_bytes() == (out[1] / shard).read_bytes()
+        assert (outputs[0] / shard).read_bytes() == (outputs[1] / shard).read_bytes()
 
 
-def test_the_bound_itself_passes_and_null_drops_nothing(
+def test_removed_ratio_at_the_bound_passes_and_null_drops_nothing(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     inputs = {"ingest": write_ingest("ingest", [[("web", "1", "LOUD\n" + "a line of four\n" * 4 + "and three more")]])}
@@ -140,14 +138,14 @@ def test_the_bound_itself_passes_and_null_drops_nothing(
         ("a\r\r\r\rb", "a\r\r\r\rb"),
     ],
 )
-def test_a_run_of_line_ends_is_cut_whether_they_are_lf_or_crlf(text: str, cut: str) -> None:
+def test_runs_of_lf_or_crlf_are_capped(text: str, cut: str) -> None:
     texts = pa.array(["before\n", text], pa.large_string())
     edits, runs, sizes = clean.cap_newlines(texts, 2)
     assert apply_edits(texts, edits).to_pylist() == ["before\n", cut]
     assert (runs[1], sizes[1]) == (int(text != cut), len(text) - len(cut))
 
 
-def test_a_text_that_cannot_be_cleaned_is_quarantined_alone(
+def test_text_that_fails_cleaning_is_quarantined_alone(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""The stage `cluster`: what is about the same has one number and one name, whoever computes it."""
+"""The stage `cluster`: one number and one name per subject, whatever computes it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SUBJECTS = {
 
 
 def documents() -> list[tuple[str, str, str]]:
-    """Ten texts on each subject, of words in drawn orders."""
-    draw = random.Random(1)
+    """Ten texts on each subject, of its words in random order."""
+    rng = random.Random(1)
     return [
-        ("web", f"{subject}-{number}", " ".join(draw.sample(words, len(words) - 2)))
+        ("web", f"{subject}-{number}", " ".join(rng.sample(words, len(words) - 2)))
         for number in range(10)
         for subject, words in SUBJECTS.items()
     ]
@@ -43,7 +43,7 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture
 def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: str) -> Run:
-    """Run the stage on some shards: (name, shards, **fields of Context) -> output, summary."""
+    """Run the stage: (name, shards, **fields of Context) -> output folder, summary."""
 
     def run(name: str, shards: Sequence[Any], **context: Any) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / f"{name}-out"
@@ -65,70 +65,69 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
-def test_subjects_have_a_number_and_a_name_of_their_own_words_each(run: Run, tmp_path: Path) -> None:
+def test_each_subject_is_one_cluster_named_by_its_words(run: Run, tmp_path: Path) -> None:
     out, summary = run("subjects", [documents()])
     check_conservation(summary["counts"], "cluster")
     assert summary["counts"]["kept"] == 30
     rows = list(rows_of(out).values())
-    subject = [document[1].split("-")[0] for document in documents()]
-    assert len({(one, row["domain"]) for one, row in zip(subject, rows, strict=True)}) == 3
-    for one, row in zip(subject, rows, strict=True):
-        assert set(row["domain_name"].split()) <= {word.strip(",") for word in SUBJECTS[one]} - {"the", "and"}
-    assert [(one["domain"], one["documents"]) for one in summary["domains"]] == [(0, 10), (1, 10), (2, 10)]
+    subjects = [document[1].split("-")[0] for document in documents()]
+    assert len({(subject, row["domain"]) for subject, row in zip(subjects, rows, strict=True)}) == 3
+    for subject, row in zip(subjects, rows, strict=True):
+        assert set(row["domain_name"].split()) <= {word.strip(",") for word in SUBJECTS[subject]} - {"the", "and"}
+    domains = summary["domains"]
+    assert [(domain["domain"], domain["documents"]) for domain in domains] == [(0, 10), (1, 10), (2, 10)]
     assert {row["domain"]: row["domain_name"] for row in rows} == {
-        one["domain"]: one["name"] for one in summary["domains"]
+        domain["domain"]: domain["name"] for domain in domains
     }
     assert len(summary["map"]) == 30
 
 
-@pytest.mark.slow
-def test_neither_workers_nor_shards_nor_the_way_of_the_rows_change_anything(run: Run) -> None:
+def test_workers_shards_and_engine_do_not_change_the_clusters(run: Run) -> None:
     shards = [documents()[start::3] for start in range(3)]
     first, summary = run("one", shards)
     for name, context in {
         "three": {"workers": 3, "mode": "threads"},
         "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
     }.items():
-        out, found = run(name, shards, **context)
-        assert (found, contents(out)) == (summary, contents(first)), name
-    whole, _ = run("whole", [documents()])
-    assert rows_of(whole) == rows_of(first)
+        out, other_summary = run(name, shards, **context)
+        assert (other_summary, contents(out)) == (summary, contents(first)), name
+    single_shard, _ = run("whole", [documents()])
+    assert rows_of(single_shard) == rows_of(first)
 
 
-def test_no_documents_have_no_domains(run: Run) -> None:
+def test_empty_input_has_no_clustered_documents(run: Run) -> None:
     _, summary = run("none", [[]])
     assert summary["counts"]["read"] == 0
-    assert [one["documents"] for one in summary["domains"]] == [0]
+    assert [domain["documents"] for domain in summary["domains"]] == [0]
 
 
-def test_a_name_has_the_words_that_its_documents_have_more_often_than_all() -> None:
+def test_cluster_name_has_the_most_distinctive_words() -> None:
     texts = ["the mill grinds grain", "the mill grinds corn", "the sea is deep", "the sea has waves"]
     assert name_clusters(texts, np.array([0, 0, 1, 1]), 3) == ["grinds mill corn grain", "sea deep has waves", "empty"]
     assert name_clusters(["1 2", "a b"], np.array([0, 0]), 1) == ["no words"]
 
 
-def test_the_map_has_the_directions_in_which_vectors_differ_most() -> None:
-    draw = np.random.default_rng(2)
-    vectors = draw.normal(size=(500, 5)) * [0.1, 3.0, 0.1, 1.0, 0.1]
+def test_map_projects_on_the_principal_components() -> None:
+    rng = np.random.default_rng(2)
+    vectors = rng.normal(size=(500, 5)) * [0.1, 3.0, 0.1, 1.0, 0.1]
     middles, points = project(vectors, np.arange(500), 500, 100)
     assert len(points) == 100
     assert points == middles[:100]
-    found = np.array(points)
+    projected = np.array(points)
     centred = vectors - vectors.mean(axis=0)
-    assert np.abs(found - centred[:100, [1, 3]]).max() < 0.5
+    assert np.abs(projected - centred[:100, [1, 3]]).max() < 0.5
 
 
-def test_a_domain_stands_in_the_middle_of_its_documents_on_the_map() -> None:
+def test_cluster_lies_at_the_mean_of_its_documents_on_the_map() -> None:
     """Vectors of length 1 around two directions: the centroid of each, of length 1 too, would stand outside."""
-    draw = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     clusters = np.repeat([0, 1], [60, 40])
-    vectors = np.eye(8)[clusters] + draw.normal(size=(100, 8)) * 0.6
+    vectors = np.eye(8)[clusters] + rng.normal(size=(100, 8)) * 0.6
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     middles, points = project(vectors, clusters, 3, 100)
     for number in range(2):
-        own = np.array(points)[clusters == number]
-        assert np.abs(own.mean(axis=0) - middles[number]).max() < 0.001
-        assert (own.min(axis=0) < middles[number]).all()
-        assert (middles[number] < own.max(axis=0)).all()
+        cluster_points = np.array(points)[clusters == number]
+        assert np.abs(cluster_points.mean(axis=0) - middles[number]).max() < 0.001
+        assert (cluster_points.min(axis=0) < middles[number]).all()
+        assert (middles[number] < cluster_points.max(axis=0)).all()
     assert middles[2] == (0.0, 0.0)

@@ -39,15 +39,13 @@ def pair_up(rows: list[tuple[int, int, int]], num_new: int = 10**9) -> tuple[set
     columns = np.array(rows, np.int64).reshape(-1, 3)
     keys, documents, texts = columns[:, 0].astype(np.uint64), columns[:, 1], columns[:, 2].astype(np.uint64)
     candidates = candidate_pairs(keys, documents, texts, documents, num_new)
-    found = [(int(a), int(b)) for a, b in candidates.pairs]
-    assert found == sorted(set(found))
-    return set(found), [bucket.size for bucket in candidates.oversized]
+    pairs = [(int(a), int(b)) for a, b in candidates.pairs]
+    assert pairs == sorted(set(pairs))
+    return set(pairs), [bucket.size for bucket in candidates.oversized]
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.randoms(use_true_random=False))
-def test_small_buckets_make_all_pairs_of_texts_and_join_copies(
-    entries: list[tuple[int, int]], shuffle: random.Random
-) -> None:
+def test_small_buckets_pair_all_texts_and_join_copies(entries: list[tuple[int, int]], shuffle: random.Random) -> None:
     rows = [(key, document, document // 2) for key, document in set(entries)]  # two documents share a text
     pairs, oversized = pair_up(rows)
     shuffle.shuffle(rows)
@@ -74,24 +72,24 @@ def test_a_bucket_never_costs_the_square_of_its_size(size: int) -> None:
     assert forest(np.array(sorted(pairs))).tolist() == [[document, 0] for document in range(1, size)]
 
 
-def test_copies_of_one_text_do_not_make_a_bucket_large() -> None:
+def test_copies_of_one_text_count_once_towards_bucket_size() -> None:
     pairs, oversized = pair_up([(7, document, 1) for document in range(1000)])
     assert (len(pairs), oversized) == (999, [])
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.integers(0, 12))
-def test_older_documents_are_paired_with_new_ones_only(entries: list[tuple[int, int]], num_new: int) -> None:
+def test_older_documents_are_paired_only_with_new_ones(entries: list[tuple[int, int]], num_new: int) -> None:
     rows = [(key, document, document) for key, document in set(entries)]
     pairs, _ = pair_up(rows, num_new)
     every_pair, _ = pair_up(rows)
     assert pairs == {(first, second) for first, second in every_pair if first < num_new}
 
 
-def test_an_older_document_stands_for_its_text_so_that_each_new_copy_meets_it() -> None:
+def test_each_new_copy_is_paired_with_the_older_document() -> None:
     assert pair_up([(7, document, 1) for document in range(4)], 3)[0] == {(0, 3), (1, 3), (2, 3)}
 
 
-def test_in_a_large_bucket_every_new_text_meets_an_older_one() -> None:
+def test_large_bucket_pairs_every_new_text_with_an_older_one() -> None:
     texts = random.Random(2).sample(range(10**6), 100)
     pairs, oversized = pair_up([(7, document, text) for document, text in enumerate(texts)], 97)
     assert oversized == [100]
@@ -104,7 +102,7 @@ def test_pairs_are_ordered_and_distinct() -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 20))
-def test_runs_cover_all_and_cost_less_than_twice_the_most_but_for_what_is_alone(costs: list[int], most: int) -> None:
+def test_runs_cover_all_items_and_cost_less_than_twice_the_limit(costs: list[int], most: int) -> None:
     runs = list(cut_runs(np.array(costs, np.int64), most))
     assert [at for begin, end in runs for at in range(begin, end)] == list(range(len(costs)))
     assert all(sum(costs[begin:end]) < 2 * most or end - begin == 1 for begin, end in runs)
@@ -130,7 +128,7 @@ def test_pairs_are_read_in_runs_of_whole_documents(
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.permutations(range(13)), st.integers(0, 12))
-def test_the_pairs_do_not_depend_on_the_numbers_of_the_documents(
+def test_pairs_do_not_depend_on_document_numbers(
     entries: list[tuple[int, int]], renumbered: list[int], num_new: int
 ) -> None:
     rows = np.array([(key, document) for key, document in set(entries)], np.int64).reshape(-1, 2)
@@ -176,7 +174,7 @@ member_rows = st.lists(
 
 
 @given(member_rows, st.permutations([KeepKey("score", True), KeepKey("name")]), st.randoms(use_true_random=False))
-def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
+def test_survivor_is_the_minimum_by_keys_in_any_order(
     rows: list[dict[str, Any]], keys: list[KeepKey], shuffle: random.Random
 ) -> None:
     keys = [*keys, KeepKey("id")]
@@ -193,20 +191,20 @@ def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
 
     chosen = choose(rows, keys)
     for row, choice in zip(rows, chosen):
-        cluster = [other for other in rows if other["component"] == row["component"]]
+        cluster = [member for member in rows if member["component"] == row["component"]]
         assert rows[choice["survivor"]] is min(cluster, key=rank)
-        assert choice["cluster"] == min(other["id"].to_bytes(16, "little") for other in cluster)
+        assert choice["cluster"] == min(member["id"].to_bytes(16, "little") for member in cluster)
         assert choice["size"] == len(cluster)
         assert (choice["decided_by"] is None) == (rows[choice["survivor"]] is row)
     shuffled = shuffle.sample(rows, len(rows))
     again = choose(shuffled, keys)
     for row, choice in zip(shuffled, again):
-        before = chosen[next(at for at, other in enumerate(rows) if other["id"] == row["id"])]
+        before = chosen[next(at for at, member in enumerate(rows) if member["id"] == row["id"])]
         assert shuffled[choice["survivor"]]["id"] == rows[before["survivor"]]["id"]
         assert {**choice, "survivor": 0} == {**before, "survivor": 0}
 
 
-def test_the_reason_is_the_first_key_that_differs() -> None:
+def test_choice_is_explained_by_the_first_key_that_differs() -> None:
     rows = [
         {"component": 0, "id": 1, "score": 1.0, "name": "b"},
         {"component": 0, "id": 2, "score": 1.0, "name": "a"},
@@ -220,24 +218,28 @@ def test_the_reason_is_the_first_key_that_differs() -> None:
     assert reasons == [("name", "a", "b"), (None, None, None), ("score desc", "1.0", "None"), ("id", *as_hex)]
 
 
-def test_the_id_is_the_last_key_unless_it_is_one_already() -> None:
+def test_id_is_the_implicit_last_key() -> None:
     assert [str(key) for key in parse_keep(["length desc", "source"])] == ["length desc", "source", "id"]
     assert [str(key) for key in parse_keep(["id desc", "source"])] == ["id desc", "source"]
 
 
 def plain_survivors(rows: list[dict[str, Any]], keys: list[KeepKey], alike: Any) -> list[int]:
-    """The rule `survivors` as a person would do it by hand."""
+    """The rule `survivors`, row by row."""
     kept: list[int] = []
     survivor = list(range(len(rows)))
     for row in best_first(members(rows), keys).tolist():
-        same = [other for other in kept if rows[other]["component"] == rows[row]["component"] and alike(row, other)]
+        same = [
+            survivor_row
+            for survivor_row in kept
+            if rows[survivor_row]["component"] == rows[row]["component"] and alike(row, survivor_row)
+        ]
         survivor[row] = same[0] if same else row
         kept += [] if same else [row]
     return survivor
 
 
 @given(member_rows, st.floats(0.1, 0.9), st.randoms(use_true_random=False))
-def test_the_rule_survivors_drops_what_is_like_a_kept_one_and_nothing_else_whatever_the_order(
+def test_survivors_rule_drops_exactly_the_documents_like_a_kept_one(
     rows: list[dict[str, Any]], share: float, shuffle: random.Random
 ) -> None:
     keys = parse_keep(["score desc", "name"])
@@ -251,38 +253,38 @@ def test_the_rule_survivors_drops_what_is_like_a_kept_one_and_nothing_else_whate
             return like[rows[row]["id"], rows[other]["id"]]
 
         table = members(rows)
-        found, uncompared = survivors_alike(
+        survivors, uncompared = survivors_alike(
             table["component"].to_numpy(),
             np.arange(len(rows)),
             best_first(table, keys),
             lambda left, right: np.array([alike(*pair) for pair in zip(left, right, strict=True)], bool),
         )
-        assert found.tolist() == plain_survivors(rows, keys, alike)
+        assert survivors.tolist() == plain_survivors(rows, keys, alike)
         assert uncompared == 0
-        kept = [row for row in range(len(rows)) if found[row] == row]
+        kept = [row for row in range(len(rows)) if survivors[row] == row]
         assert not [
             pair
             for pair in combinations(kept, 2)
             if alike(*pair) and rows[pair[0]]["component"] == rows[pair[1]]["component"]
         ]
-        assert all(alike(row, found[row]) for row in range(len(rows)) if found[row] != row)
-        return {row["id"]: rows[found[place]]["id"] for place, row in enumerate(rows)}
+        assert all(alike(row, survivors[row]) for row in range(len(rows)) if survivors[row] != row)
+        return {row["id"]: rows[survivors[place]]["id"] for place, row in enumerate(rows)}
 
     assert run(rows) == run(shuffle.sample(rows, len(rows)))
 
 
-def test_a_cluster_too_large_to_compare_keeps_what_is_left_but_for_equal_texts_and_counts_it() -> None:
+def test_oversized_cluster_drops_only_equal_texts_and_counts_the_uncompared() -> None:
     component, order = np.repeat([0, 1], [20, 3]), np.arange(23)
     texts = np.array([*range(15), 10, 11, 12, 13, 14, 0, 1, 2])
     compared: list[int] = []
 
-    def nothing_is_alike(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def equal_texts(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         compared.append(len(left))
         return texts[left] == texts[right]
 
-    found, uncompared = survivors_alike(component, texts, order, nothing_is_alike, most=50)
-    assert found[:15].tolist() == list(range(15))
-    assert found[15:20].tolist() == [10, 11, 12, 13, 14]
-    assert found[20:].tolist() == [20, 21, 22]
+    survivors, uncompared = survivors_alike(component, texts, order, equal_texts, most=50)
+    assert survivors[:15].tolist() == list(range(15))
+    assert survivors[15:20].tolist() == [10, 11, 12, 13, 14]
+    assert survivors[20:].tolist() == [20, 21, 22]
     assert compared == [19 + 2, 18 + 1, 17]
     assert uncompared == 12

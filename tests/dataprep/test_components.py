@@ -1,4 +1,4 @@
-"""Connected components as stars: what scipy finds, by one task or by several that each see a part."""
+"""Connected components as stars equal scipy's, from one task or from several that each see a part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ graphs = st.lists(st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pai
 
 
 def smallest_of(pairs: np.ndarray) -> dict[int, int]:
-    """Every node of a graph -> the smallest node of its component, by scipy."""
+    """Map of each node to the smallest node of its component, by scipy."""
     size = int(pairs.max(initial=-1)) + 1
     graph = coo_array((np.ones(len(pairs)), tuple(pairs.T)), shape=(size, size))
     component = connected_components(graph, directed=False)[1] if size else np.empty(0, np.int64)
@@ -53,10 +53,10 @@ def edges(pairs: np.ndarray) -> set[tuple[int, int]]:
 
 
 def large_stars(pairs: np.ndarray) -> tuple[np.ndarray, int]:
-    """One step over all nodes, which sees the edges in two parts."""
-    both = np.concatenate([pairs, pairs[:, ::-1]])
-    nodes = join_summaries(np.concatenate([summarise(both[::2]), summarise(both[1::2])]))
-    return np.concatenate([large_star(both[::2], nodes), large_star(both[1::2], nodes)]), count_unsettled(nodes)
+    """One large-star step over all nodes, with the edges in two parts."""
+    directed = np.concatenate([pairs, pairs[:, ::-1]])
+    nodes = join_summaries(np.concatenate([summarise(directed[::2]), summarise(directed[1::2])]))
+    return np.concatenate([large_star(directed[::2], nodes), large_star(directed[1::2], nodes)]), count_unsettled(nodes)
 
 
 def small_stars(pairs: np.ndarray) -> np.ndarray:
@@ -66,15 +66,15 @@ def small_stars(pairs: np.ndarray) -> np.ndarray:
 
 @settings(deadline=None)
 @given(graphs)
-def test_a_forest_points_every_node_at_the_smallest_that_it_reaches(pairs: np.ndarray) -> None:
-    found = forest(pairs)
-    assert edges(found) == as_stars(smallest_of(pairs))
-    assert len(found) == len(edges(found))
+def test_forest_links_each_node_to_the_smallest_of_its_component(pairs: np.ndarray) -> None:
+    links = forest(pairs)
+    assert edges(links) == as_stars(smallest_of(pairs))
+    assert len(links) == len(edges(links))
 
 
 @settings(deadline=None)
 @given(graphs)
-def test_alternating_steps_end_with_the_stars_of_the_components(pairs: np.ndarray) -> None:
+def test_alternating_star_steps_converge_to_the_components(pairs: np.ndarray) -> None:
     expected, current = as_stars(smallest_of(pairs)), pairs
     for _ in range(12):
         current, unsettled = large_stars(current)
@@ -86,41 +86,41 @@ def test_alternating_steps_end_with_the_stars_of_the_components(pairs: np.ndarra
     raise AssertionError("no end after 12 rounds")
 
 
-def test_a_chain_takes_rounds_in_the_logarithm_of_its_length() -> None:
+def test_chain_converges_in_logarithmically_many_rounds() -> None:
     chain = np.random.default_rng(3).permutation(1024)
     current, rounds = np.stack([chain[:-1], chain[1:]], axis=1), 0
-    while (found := large_stars(current))[1]:
-        current, rounds = small_stars(found[0]), rounds + 1
+    while (step := large_stars(current))[1]:
+        current, rounds = small_stars(step[0]), rounds + 1
         assert len(edges(current)) < 1024
-    assert edges(found[0]) == {(node, 0) for node in range(1, 1024)}
+    assert edges(step[0]) == {(node, 0) for node in range(1, 1024)}
     assert rounds <= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_partitions", "links_per_run"), [(1, 2), (3, 2), (3, 10**6), (8, 10)])
-def test_labels_depend_neither_on_the_partitions_nor_on_how_much_a_task_holds(
+def test_labels_do_not_depend_on_partitions_or_run_length(
     num_partitions: int, links_per_run: int, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components, "LINKS_PER_RUN", links_per_run)
-    generator = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     pairs = np.concatenate(
         [
             np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
             np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),  # a star around a large number
-            generator.integers(100, 200, (60, 2)),
+            rng.integers(100, 200, (60, 2)),
         ]
     )
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     context = make_context("work")
     starts = np.array([0, 50, 120, 200])
     plan = DedupPlan({}, {}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
-    for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
+    for task, part in zip(plan.partitions(), np.array_split(rng.permutation(pairs), 4), strict=True):
         write_partitions(task_file(plan.work, "links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
     links = [task.name for task in plan.partitions()]
-    rounds, found, number = find_components(plan, links, num_partitions, context)
+    rounds, labels_by_shard, number = find_components(plan, links, num_partitions, context)
     assert (rounds == 0) == (num_partitions == 1)
     assert number >= len(smallest_of(pairs))
-    per_shard = [labels_of(found, shard) for shard in range(3)]
+    per_shard = [labels_of(labels_by_shard, shard) for shard in range(3)]
     for shard, labels in enumerate(per_shard):
         assert ((labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])).all()
     assert {int(a): int(b) for a, b in np.concatenate(per_shard)} == smallest_of(pairs)

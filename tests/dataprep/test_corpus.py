@@ -1,4 +1,4 @@
-"""All documents with what the steps said of them, read lazily: the right columns, in the order of the corpus."""
+"""All documents with the annotations of their steps, read lazily in the order of the corpus."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def judge(
     edit: Callable[[str], list[tuple[int, int, str]]] | None = None,
     **measures: Callable[[str], Any],
 ) -> None:
-    """Write a step's annotations: what it drops, measures and edits of each text that it sees."""
+    """Write a step's annotations: drops, measures and edits of each text that it sees."""
     for shard in shard_names(inputs["ingest"]):
         read = read_shard(inputs, shard)
         texts = read.documents["text"].take(pa.array(read.rows)).to_pylist()
         errors = [error if error and text.startswith("bad") else None for text in texts]
         columns: dict[str, Any] = {
             name: pa.array(
-                [None if failed else of(text) for text, failed in zip(texts, errors, strict=True)], KINDS.get(name)
+                [None if failed else measure(text) for text, failed in zip(texts, errors, strict=True)], KINDS.get(name)
             )
-            for name, of in measures.items()
+            for name, measure in measures.items()
         }
         if edit is not None:
             columns["edits"] = edits_array([edit(text) for text in texts])
@@ -83,7 +83,7 @@ def judge(
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Two shards; `filter` drops what is short, `clean` puts X before each text, `filter-2` fails on what is bad."""
+    """Two shards: `filter` drops short texts, `clean` puts X before each text, `filter-2` fails on bad ones."""
     for shard, texts in enumerate((["a b c", "d", "bad e f", "g h"], ["i j k l", "m", "n o"])):
         write_documents(tmp_path / "ingest", shard, texts)
     inputs = {"ingest": tmp_path / "ingest"}
@@ -115,11 +115,11 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def rows_of(corpus: Corpus, *columns: str, **options: Any) -> list[tuple[Any, ...]]:
-    found = pa.Table.from_batches(corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema)
-    return list(zip(*(found[name].to_pylist() for name in columns), strict=True))
+    table = pa.Table.from_batches(corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema)
+    return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
 
 
-def test_a_document_comes_with_its_fate_and_all_that_was_measured_of_it(corpus: Corpus) -> None:
+def test_document_comes_with_its_verdict_and_measures(corpus: Corpus) -> None:
     assert corpus.schema.names == [
         "id",
         "source",
@@ -158,9 +158,9 @@ def test_a_document_comes_with_its_fate_and_all_that_was_measured_of_it(corpus: 
     assert rows_of(corpus, "text", kept=False) == [("d",), ("bad e f",), ("m",)]
 
 
-def test_addresses_and_licences_are_the_documents_own_before_the_sources(corpus: Corpus) -> None:
-    found = rows_of(corpus, "url", "licence", "source", kept=None)
-    assert found[:4] == [
+def test_urls_and_licences_of_documents_override_those_of_sources(corpus: Corpus) -> None:
+    rows = rows_of(corpus, "url", "licence", "source", kept=None)
+    assert rows[:4] == [
         ("https://a.example/1", "CC0-1.0", "books"),
         (None, "CC-BY-4.0", "web"),
         ("http://b.example", None, "books"),
@@ -170,24 +170,26 @@ def test_addresses_and_licences_are_the_documents_own_before_the_sources(corpus:
     assert (url_of("a.jsonl#3", None), url_of("a.jsonl#3", '{"URL": "x://y"}')) == (None, "x://y")
 
 
-def test_ids_are_those_of_the_documents_in_hexadecimal(corpus: Corpus) -> None:
-    ids = [one.hex() for shard in corpus.shards for one in read_documents(corpus.inputs, shard)["id"].to_pylist()]
-    assert [one for (one,) in rows_of(corpus, "id", kept=None)] == ids
+def test_ids_are_hexadecimal(corpus: Corpus) -> None:
+    ids = []
+    for shard in corpus.shards:
+        ids += [document.hex() for document in read_documents(corpus.inputs, shard)["id"].to_pylist()]
+    assert rows_of(corpus, "id", kept=None) == [(document,) for document in ids]
     assert rows_of(corpus, "twin", kept=None)[1:3] == [(None,), (b"bad e f         ".hex(),)]
-    some = pa.array([b"\x00\xff", None, b"\x0a\xb0"], pa.binary(2))
-    assert hex_ids(some).to_pylist() == ["00ff", None, "0ab0"]
-    assert hex_ids(some.slice(2)).to_pylist() == ["0ab0"]
-    assert hex_ids(some.slice(0, 0)).to_pylist() == []
+    binary_ids = pa.array([b"\x00\xff", None, b"\x0a\xb0"], pa.binary(2))
+    assert hex_ids(binary_ids).to_pylist() == ["00ff", None, "0ab0"]
+    assert hex_ids(binary_ids.slice(2)).to_pylist() == ["0ab0"]
+    assert hex_ids(binary_ids.slice(0, 0)).to_pylist() == []
 
 
 @contextmanager
 def columns_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
-    """Remembers which column of which folder is read meanwhile."""
+    """Record the (rows, name) of each column that is read meanwhile."""
     read: list[tuple[str, str]] = []
-    real = pq.ParquetFile.read
+    read_table = pq.ParquetFile.read
 
     def remember(self: Any, columns: Any = None, **options: Any) -> pa.Table:
-        table = real(self, columns, **options)
+        table = read_table(self, columns, **options)
         read.extend((str(len(table)), name) for name in table.column_names)
         return table
 
@@ -196,7 +198,7 @@ def columns_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, st
         yield read
 
 
-def test_only_what_is_asked_for_is_read(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_needed_columns_and_shards_are_read(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus.schema  # noqa: B018 - known before
     with columns_read(monkeypatch) as read:
         assert corpus.count_rows() == 4
@@ -212,8 +214,7 @@ def test_only_what_is_asked_for_is_read(corpus: Corpus, monkeypatch: pytest.Monk
         assert [size for size, name in read if name == "text"] == ["3"]  # of the second shard alone
 
 
-@pytest.mark.slow
-def test_a_condition_is_over_the_columns_and_null_is_not_met(corpus: Corpus) -> None:
+def test_condition_uses_the_columns_and_null_fails_it(corpus: Corpus) -> None:
     assert rows_of(corpus, "original_text", where="score < 2", kept=None) == [
         ("a b c",),
         ("g h",),
@@ -221,68 +222,70 @@ def test_a_condition_is_over_the_columns_and_null_is_not_met(corpus: Corpus) -> 
         ("n o",),
     ]
     assert rows_of(corpus, "original_text", where="dropped_by = 'filter'", kept=None) == [("d",), ("m",)]
-    found = rows_of(corpus, "text", where="text LIKE 'Xg%' OR url IS NOT NULL")
-    assert found == [("Xa b c",), ("Xg h",), ("Xi j k l",), ("Xn o",)]
+    rows = rows_of(corpus, "text", where="text LIKE 'Xg%' OR url IS NOT NULL")
+    assert rows == [("Xa b c",), ("Xg h",), ("Xi j k l",), ("Xn o",)]
     assert corpus.count_rows(kept=None, where="true") == 7
     assert corpus.count_rows(where="false") == 0
-    with pytest.raises(ExpressionError, match=r"'wrods > 1': there is no column 'wrods' \(columns: .*filter_2_words"):
+    with pytest.raises(ExpressionError, match=r"'wrods > 1': .*'wrods' .*filter_2_words"):
         corpus.count_rows(where="wrods > 1")
-    with pytest.raises(ExpressionError, match="a sub-query is not allowed"):
+    with pytest.raises(ExpressionError, match="sub-query"):
         corpus.count_rows(where="(SELECT count(*) FROM read_text('/etc/passwd')) > 0")
-    with pytest.raises(UnknownColumnError, match="no column 'language'; there are id, source"):
+    with pytest.raises(UnknownColumnError, match=r"'language'.* id, source"):
         list(corpus.batches(["language"]))
 
 
-def test_a_document_is_found_by_the_beginning_of_its_id(corpus: Corpus) -> None:
-    wanted = next(one for one, text in rows_of(corpus, "id", "original_text", kept=None) if text == "bad e f")
-    found = corpus.document(wanted[:12].upper())
-    assert (found["id"], found["original_text"], found["dropped_by"]) == (wanted, "bad e f", "filter-2")
-    assert found["steps"] == [
+def test_document_is_found_by_an_id_prefix(corpus: Corpus) -> None:
+    ids = {text: document for document, text in rows_of(corpus, "id", "original_text", kept=None)}
+    document = corpus.document(ids["bad e f"][:12].upper())
+    assert document["id"] == ids["bad e f"]
+    assert document["original_text"] == "bad e f"
+    assert document["dropped_by"] == "filter-2"
+    assert document["steps"] == [
         {"step": "filter", "keep": True, "reason": None, "error": None, "values": {"words": 3}},
         {"step": "clean", "keep": True, "reason": None, "error": None, "values": {"twin": b"bad e f         ".hex()}},
         {"step": "filter-2", "keep": False, "reason": "quarantine", "error": "KeyError: 1", "values": {}},
     ]
-    with pytest.raises(UnknownDocumentError, match=r"^7 documents have an id that begins"):
+    with pytest.raises(UnknownDocumentError, match=r"^7 documents"):
         corpus.document("Ab")
-    with pytest.raises(UnknownDocumentError, match=r"^no documents have an id that begins"):
+    with pytest.raises(UnknownDocumentError, match=r"^no documents"):
         corpus.document("b")
-    for wanted in ("", "zz", "0" * 33):
-        with pytest.raises(UnknownDocumentError, match=f"^'{wanted}' is no id: 1 to 32 hexadecimal digits"):
-            corpus.document(wanted)
+    for prefix in ("", "zz", "0" * 33):
+        with pytest.raises(UnknownDocumentError, match=f"^'{prefix}' .*1 to 32 hexadecimal digits"):
+            corpus.document(prefix)
 
 
-def test_as_a_dataset_it_is_read_as_often_as_asked_and_only_in_part(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dataset_is_reread_lazily_and_in_part(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = CorpusDataset.of(corpus, kept=None)
     assert dataset.schema.names == corpus.columns
     assert (dataset.count_rows(), CorpusDataset.of(corpus).count_rows()) == (7, 4)
     assert dataset.count_rows(filter=pc.field("filter_words") > 2) == 3
     assert dataset.head(2, columns=["text"]).to_pylist() == [{"text": "Xa b c"}, {"text": "d"}]
-    some = dataset.to_table(columns=["text"], filter=(pc.field("filter_words") == 1) & (pc.field("source") == "web"))
-    assert some.to_pylist() == [{"text": "d"}, {"text": "m"}]
+    documents = dataset.to_table(
+        columns=["text"], filter=(pc.field("filter_words") == 1) & (pc.field("source") == "web")
+    )
+    assert documents.to_pylist() == [{"text": "d"}, {"text": "m"}]
     assert dataset.to_table(columns={"double": pc.field("filter_words") * 2})["double"].to_pylist()[:2] == [6, 2]
     assert sum(len(batch) for batch in dataset.to_batches()) == 7
     with duckdb.connect() as connection:
         connection.register("documents", dataset)
         with columns_read(monkeypatch) as read:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT a.source, b.filter_words FROM documents a JOIN documents b ON a.id = b.id "
                 "WHERE b.filter_words > 2 AND a.kept ORDER BY 2"
             ).fetchall()
-        assert found == [("books", 3), ("books", 4)]
+        assert rows == [("books", 3), ("books", 4)]
         assert "text" not in {name for _, name in read}
         connection.unregister("documents")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_columns_of_any_documents_are_those_of_the_whole_table(seed: int, corpus: Corpus) -> None:
-    random_ = random.Random(seed)
+def test_any_selection_equals_that_of_the_full_table(seed: int, corpus: Corpus) -> None:
+    rng = random.Random(seed)
     names = corpus.schema.names
-    whole = pa.Table.from_batches(corpus.batches(names, kept=None), corpus.schema)
+    full_table = pa.Table.from_batches(corpus.batches(names, kept=None), corpus.schema)
     for _ in range(10):
-        columns, kept = random_.sample(names, random_.randint(1, 6)), random_.choice([None, True, False])
-        mask = np.ones(len(whole), bool) if kept is None else whole["kept"].to_numpy() == kept
-        expected = whole.filter(pa.array(mask)).select(columns).to_pylist()
-        found = [row for batch in corpus.batches(columns, kept) for row in batch.to_pylist()]
-        assert found == expected, (seed, columns, kept)
+        columns, kept = rng.sample(names, rng.randint(1, 6)), rng.choice([None, True, False])
+        mask = np.ones(len(full_table), bool) if kept is None else full_table["kept"].to_numpy() == kept
+        expected = full_table.filter(pa.array(mask)).select(columns).to_pylist()
+        rows = [row for batch in corpus.batches(columns, kept) for row in batch.to_pylist()]
+        assert rows == expected, (seed, columns, kept)

@@ -1,3 +1,5 @@
+"""CSV and TSV rows as records; bad rows are quarantined alone."""
+
 import csv
 import gzip
 import io
@@ -28,7 +30,7 @@ def texts(records: list[Read]) -> list[str]:
     return [record.text for record in records if isinstance(record, Record)]
 
 
-def test_the_header_names_the_columns_and_quoted_fields_hold_anything(tmp_path: Path) -> None:
+def test_header_names_the_columns_and_quoted_fields_hold_anything(tmp_path: Path) -> None:
     content = b'id,text,year\r\n7,"one, ""two""\r\nthree\x01",1999\r\n\r\n8,plain,\r\n'
     first, second = read(tmp_path / "a.csv", content)
     assert first == Record(1, "a.csv#1", 'one, "two"\r\nthree\1', '{"id": "7", "year": "1999"}')
@@ -38,45 +40,45 @@ def test_the_header_names_the_columns_and_quoted_fields_hold_anything(tmp_path: 
     assert (named.locator, json.loads(named.metadata)) == ("7", {"year": "1999"})
 
 
-def test_tsv_files_are_separated_by_tabs_and_may_be_compressed(tmp_path: Path) -> None:
+def test_tsv_is_separated_by_tabs_and_may_be_compressed(tmp_path: Path) -> None:
     records = read(tmp_path / "a.tsv.gz", gzip.compress(b"text\tn\na, b\t1\n"))
     assert records == [Record(1, "a.tsv.gz#1", "a, b", '{"n": "1"}')]
 
 
-def test_bad_rows_are_quarantined_alone_with_number_and_reason(tmp_path: Path) -> None:
+def test_bad_rows_are_quarantined_alone(tmp_path: Path) -> None:
     rows = [b"text,n", b"a,1", b"b", b"c,2,3", b'"d"x,4', b"\xff,5", b",6", b"e,7"]
     records = read(tmp_path / "a.csv", b"\n".join(rows))
     assert texts(records) == ["a", "e"]
-    assert errors(records) == {
-        2: "the row has 1 fields, the header 2",
-        3: "the row has 3 fields, the header 2",
-        4: "not valid CSV: ',' expected after '\"'",
-        5: "not valid UTF-8: byte 0xff",
-    }
+    facts = {2: "1 fields", 3: "3 fields", 4: "',' expected after '\"'", 5: "byte 0xff"}
+    assert errors(records).keys() == facts.keys()
+    for number, fact in facts.items():
+        assert fact in errors(records)[number]
     assert Dropped(6, "extract/empty", "a.csv#6") in records
 
 
-def test_a_quote_that_never_closes_is_one_quarantined_record(tmp_path: Path) -> None:
+def test_unclosed_quote_is_one_quarantined_record(tmp_path: Path) -> None:
     records = read(tmp_path / "a.csv", b'text\na\n"b\nc\nd\n')
     assert texts(records) == ["a"]
-    assert errors(records) == {2: "a quoted field is not closed before the file ends"}
+    assert list(errors(records)) == [2]
 
 
-def test_a_header_that_cannot_be_used_refuses_the_file(tmp_path: Path) -> None:
-    assert errors(read(tmp_path / "a.csv", b"text,text\na,b\n")) == {1: "a column is named twice"}
+def test_unusable_header_rejects_the_file(tmp_path: Path) -> None:
+    assert list(errors(read(tmp_path / "a.csv", b"text,text\na,b\n"))) == [1]
     assert "',' expected" in errors(read(tmp_path / "a.csv", b'"text"x\na\n'))[1]
-    assert errors(read(tmp_path / "a.csv", b"body\na\n")) == {1: "no field 'text'; the fields are body"}
+    (error,) = errors(read(tmp_path / "a.csv", b"body\na\n")).values()
+    assert "'text'" in error
+    assert "body" in error
     assert read(tmp_path / "a.csv", b"") == []
 
 
-def test_a_cut_off_file_gives_the_rows_before_the_damage(tmp_path: Path) -> None:
+def test_truncated_file_yields_the_rows_before_the_damage(tmp_path: Path) -> None:
     packed = gzip.compress(b"text\n" + b"".join(b"row %d\n" % n for n in range(5)))
     records = read(tmp_path / "a.csv.gz", packed[:-6])
     assert texts(records) == [f"row {n}" for n in range(5)]
-    assert errors(records) == {6: ".gz data ends in the middle: the file is cut off"}
+    assert list(errors(records)) == [6]
 
 
-def test_encodings_are_named_or_found(tmp_path: Path) -> None:
+def test_encoding_is_named_or_detected(tmp_path: Path) -> None:
     text = "Все люди рождаются свободными и равными в своём достоинстве и правах."
     content = f"text\n{text}\n".encode("cp1251")
     assert texts(read(tmp_path / "a.csv", content, Reading(encoding="cp1251"))) == [text]
@@ -87,7 +89,7 @@ def test_encodings_are_named_or_found(tmp_path: Path) -> None:
     assert texts(read(tmp_path / "a.csv", f"\ufefftext\n{text}\n".encode())) == [text]
 
 
-def test_bytes_that_a_wide_encoding_cannot_hold_are_quarantined(tmp_path: Path) -> None:
+def test_invalid_utf16_is_quarantined(tmp_path: Path) -> None:
     content = "text\na\n".encode("utf-16") + b"\x00\xd8" + "\nb\n".encode("utf-16-le")
     records = read(tmp_path / "a.csv", content, Reading(encoding="utf-16"))
     assert len(errors(records)) == 1
@@ -100,13 +102,13 @@ def test_bytes_that_a_wide_encoding_cannot_hold_are_quarantined(tmp_path: Path) 
     ),
     step=st.integers(1, 50),
 )
-def test_what_csv_writes_is_read_back_wherever_the_pieces_are_cut(
+def test_csv_round_trips_for_any_read_size(
     tmp_path_factory: pytest.TempPathFactory, rows: list[str], step: int
 ) -> None:
-    sink = io.StringIO(newline="")
-    csv.writer(sink, quoting=csv.QUOTE_ALL).writerows([["text"], *([row] for row in rows)])
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([["text"], *([row] for row in rows)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
         patch.setattr("gristmill.dataprep.reading.csv_rows.SNIFFED_BYTES", step)
-        records = read(tmp_path_factory.getbasetemp() / "rows.csv", sink.getvalue().encode())
+        records = read(tmp_path_factory.getbasetemp() / "rows.csv", buffer.getvalue().encode())
     assert texts(records) == rows

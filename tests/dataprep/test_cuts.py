@@ -1,4 +1,4 @@
-"""The exact cut over many shards, against sorting everything."""
+"""Exact cut over many shards equals a full sort."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.integers(2**6
 
 
 @given(SCORES, SCORES)
-def test_keys_are_in_the_order_of_the_scores(first: float, second: float) -> None:
+def test_rank_keys_have_the_order_of_scores(first: float, second: float) -> None:
     low, high = rank_keys(np.array([first, second]), higher_is_better=False).tolist()
     assert (low < high, low == high) == (first < second, first == second)
     best, worst = rank_keys(np.array([first, second]), higher_is_better=True).tolist()
@@ -40,7 +40,7 @@ def test_keys_are_in_the_order_of_the_scores(first: float, second: float) -> Non
 @pytest.mark.parametrize(
     ("share", "documents", "kept"), [(0.1, 20, 2), (0.1, 21, 3), (0.3, 10, 3), (1.0, 7, 7), (1e-6, 5, 1), (0.7, 10, 7)]
 )
-def test_a_share_is_rounded_up_and_binary_fractions_do_not_matter(share: float, documents: int, kept: int) -> None:
+def test_kept_share_is_rounded_up_despite_binary_fractions(share: float, documents: int, kept: int) -> None:
     assert number_kept(share, documents) == kept
 
 
@@ -51,7 +51,7 @@ def test_a_share_is_rounded_up_and_binary_fractions_do_not_matter(share: float, 
     st.sampled_from([0, 1, 1 << 20]),
     st.data(),
 )
-def test_the_cut_is_the_document_of_that_rank(
+def test_cut_is_the_document_of_the_rank(
     documents: list[tuple[int, int, int]], border: int, few: int, data: st.DataObject
 ) -> None:
     groups, keys, ties = (
@@ -64,17 +64,17 @@ def test_the_cut_is_the_document_of_that_rank(
             yield Ranked(groups[part], keys[part], ties[part])
 
     present = sorted(set(groups.tolist()))
-    asked = data.draw(st.sets(st.sampled_from(present), min_size=1))
-    ranks = {group: data.draw(st.integers(1, int((groups == group).sum()))) for group in sorted(asked)}
+    groups_with_ranks = data.draw(st.sets(st.sampled_from(present), min_size=1))
+    ranks = {group: data.draw(st.integers(1, int((groups == group).sum()))) for group in sorted(groups_with_ranks)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "FEW", few)  # 0: down to the last bit, by counting alone
-        found = find_cuts(read, ranks)
+        cut_of_group = find_cuts(read, ranks)
     for group, rank in ranks.items():
-        key, tie = sorted((key, tie) for own, key, tie in documents if own == group)[rank - 1]
-        assert found[group] == Cut(key, tie)
+        key, tie = sorted((key, tie) for document_group, key, tie in documents if document_group == group)[rank - 1]
+        assert cut_of_group[group] == Cut(key, tie)
 
 
-def test_documents_whose_score_is_nan_are_never_kept_and_sources_are_ranked_alone() -> None:
+def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
     scores = np.array([3.0, 1.0, 2.0, 5.0, 4.0])
     sources = ["a", "a", "a", "b", "b"]
     ties = np.arange(5, dtype=np.uint64)
@@ -83,13 +83,13 @@ def test_documents_whose_score_is_nan_are_never_kept_and_sources_are_ranked_alon
         yield sources[:2], scores[:2], ties[:2]
         yield sources[2:], scores[2:], ties[2:]
 
-    found = rank_documents(read, "perplexity", False, 0.5, per_source=True)
-    assert {name: (cut.score, cut.kept, cut.of) for name, cut in found.found.items()} == {
+    ranking = rank_documents(read, "perplexity", False, 0.5, per_source=True)
+    assert {name: (cut.score, cut.kept, cut.of) for name, cut in ranking.found.items()} == {
         "a": (2.0, 2, 3),
         "b": (4.0, 1, 2),
     }
-    assert kept_by_rank(found, sources, scores, ties).tolist() == [False, True, True, False, True]
-    assert kept_by_rank(found, ["a"], np.array([math.nan]), ties[:1]).tolist() == [False]
+    assert kept_by_rank(ranking, sources, scores, ties).tolist() == [False, True, True, False, True]
+    assert kept_by_rank(ranking, ["a"], np.array([math.nan]), ties[:1]).tolist() == [False]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
     assert describe_cuts(together) == {
         "all": {"by": "quality", "score": 4.0, "kept": 2, "of": 5, "tie": "0000000000000004"}

@@ -1,4 +1,4 @@
-"""WARC records and HTTP responses as bytes, for the tests of what reads them."""
+"""WARC records and HTTP responses as bytes."""
 
 
 def record(kind: str, content: bytes, number: int = 1, url: str = "http://a.example/", **headers: str) -> bytes:
