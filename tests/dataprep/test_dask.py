@@ -1,4 +1,4 @@
-"""A real Dask cluster over TCP: the same work, a killed worker costs only time, errors arrive as they were raised."""
+"""Jobs on a real Dask cluster over TCP: results, killed workers, errors."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ def square(out: Path, task: Task) -> Done:
     return Done([out / f"{task.name}.txt"], {"n": task.payload["n"], "pid": os.getpid()})
 
 
-@pytest.mark.slow
-def test_the_work_is_done_by_the_workers_of_the_cluster(tmp_path: Path, cluster: Cluster) -> None:
+def test_cluster_workers_run_the_tasks(tmp_path: Path, cluster: Cluster) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", cluster.address))
     assert [result["n"] for result in results] == list(range(6))
     assert [(tmp_path / f"t{n}.txt").read_text() for n in range(6)] == ["0", "1", "4", "9", "16", "25"]
     assert {result["pid"] for result in results} <= {worker.pid for worker in cluster.workers}
 
 
-def test_workers_of_a_cluster_have_the_code_of_users_by_value(tmp_path: Path, cluster: Cluster) -> None:
+def test_cluster_workers_get_user_code_by_value(tmp_path: Path, cluster: Cluster) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "words.py").write_text("def count(text):\n    return len(text.split())\n")
     config = step(tmp_path / "code", "import words\ndef step(text: str) -> int:\n    return words.count(text)\n")
@@ -58,14 +57,14 @@ def fail_on_three(task: Task) -> Done:
     return Done([], {})
 
 
-def test_what_a_task_raises_keeps_its_type_and_names_the_task(tmp_path: Path, cluster: Cluster) -> None:
+def test_task_error_keeps_its_type_and_names_the_task(tmp_path: Path, cluster: Cluster) -> None:
     with pytest.raises(LookupError) as caught:
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", cluster.address))
     assert str(caught.value) == "job/t3: LookupError: three is not allowed"
 
 
 def die_once(out: Path, task: Task) -> Done:
-    """Kills the worker that it runs in, in the middle of its work, the first time."""
+    """Kill the worker in the middle of one task, the first time."""
     if task.payload["n"] == 3 and not (out / "died").exists():
         (out / "died").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +73,7 @@ def die_once(out: Path, task: Task) -> Done:
     return Done([out / f"{task.name}.txt"], {"n": task.payload["n"]})
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_shard_costs_only_time(tmp_path: Path, cluster: Cluster) -> None:
+def test_killed_worker_is_replaced(tmp_path: Path, cluster: Cluster) -> None:
     cluster.add_worker()
     results = run_tasks("job", TASKS, partial(die_once, tmp_path), context(tmp_path / "work", cluster.address))
     assert [result["n"] for result in results] == list(range(6))
@@ -83,44 +82,43 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_shard_costs_only_time(tmp_pa
 
 
 def die(pid: int | None, task: Task) -> Done:
-    """Kills a process, by default the worker that it runs in."""
+    """Kill a process, by default the worker."""
     os.kill(os.getpid() if pid is None else pid, signal.SIGKILL)
     return Done([], {})
 
 
 @pytest.mark.slow
-def test_a_task_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
+def test_task_that_kills_every_worker_ends_the_job(tmp_path: Path) -> None:
     strict = Cluster(tmp_path, allowed_failures=0)
     try:
         strict.add_worker()
-        with pytest.raises(WorkerError, match=r"the Dask cluster gave up: .*Most likely a shard needs more memory\."):
+        with pytest.raises(WorkerError, match=r"Dask.*memory"):
             run_tasks("job", TASKS[:1], partial(die, None), context(tmp_path / "work", strict.address))
     finally:
         strict.close()
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_dies_ends_the_job_at_once(tmp_path: Path) -> None:
+def test_scheduler_that_dies_ends_the_job(tmp_path: Path) -> None:
     doomed = Cluster(tmp_path)
     try:
         doomed.add_worker()
-        with pytest.raises(WorkerError, match="the Dask scheduler ended, or the job was cancelled there; rerun"):
+        with pytest.raises(WorkerError, match="Dask scheduler"):
             run_tasks("job", TASKS, partial(die, doomed.scheduler.pid), context(tmp_path / "work", doomed.address))
     finally:
         doomed.close()
 
 
-def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_scheduler_is_named_with_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CONNECT_SECONDS", 0.5)
-    with pytest.raises(WorkerError, match=r"no Dask scheduler answers at tcp://127.*:9 .*or correct engine.address"):
+    with pytest.raises(WorkerError, match=r"Dask scheduler .*tcp://127.*:9 .*engine\.address"):
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
 
 
-@pytest.mark.slow
-def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path) -> None:
+def test_scheduler_without_workers_is_rejected_with_the_setting(tmp_path: Path) -> None:
     empty = Cluster(tmp_path)
     try:
-        with pytest.raises(WorkerError, match=r"has no worker after 0.5 s \(engine.worker_seconds\); start some with"):
+        with pytest.raises(WorkerError, match=r"worker .*0\.5 s \(engine\.worker_seconds\)"):
             run_tasks(
                 "job", TASKS, fail_on_three, replace(context(tmp_path / "work", empty.address), worker_seconds=0.5)
             )
@@ -133,8 +131,8 @@ def write_name(folder: str, name: str, element: str) -> str:
     return element
 
 
-def test_beam_itself_loses_all_branches_but_the_last_without_an_error(tmp_path: Path, cluster: Cluster) -> None:
-    """Why `check_linear` refuses such a pipeline; when this fails, Beam has mended its runner."""
+def test_beams_dask_runner_silently_loses_all_branches_but_the_last(tmp_path: Path, cluster: Cluster) -> None:
+    """The reason for `check_linear`; this test fails once Beam has fixed its runner."""
     beam = import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 

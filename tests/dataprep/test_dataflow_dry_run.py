@@ -1,4 +1,4 @@
-"""A job for Dataflow, as far as it goes without Google: Beam's own runner describes it, and what would be uploaded."""
+"""A Dataflow job up to its submission: description and uploads from Beam's own runner, without Google."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]
         packages = find(dataflow()).parents[3]
     except MissingEngineError as error:
         pytest.skip(str(error))
-    told = json.dumps({**OPTIONS, **options})
+    options_json = json.dumps({**OPTIONS, **options})
     return subprocess.run(
-        [sys.executable, "-c", DRY_RUN, str(packages), told, str(folder / "uploads.json")],
+        [sys.executable, "-c", DRY_RUN, str(packages), options_json, str(folder / "uploads.json")],
         capture_output=True,
         text=True,
         check=False,
@@ -59,9 +59,9 @@ def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_a_job_is_described_for_dataflow_with_the_image_that_has_this_package(tmp_path: Path) -> None:
-    ran = dry_run(tmp_path)
-    assert ran.returncode == 0, ran.stderr
+def test_job_description_names_the_worker_image(tmp_path: Path) -> None:
+    completed = dry_run(tmp_path)
+    assert completed.returncode == 0, completed.stderr
     uploads = json.loads((tmp_path / "uploads.json").read_text())
     place, text = uploads["job.json"]
     job = json.loads(text)
@@ -74,7 +74,7 @@ def test_a_job_is_described_for_dataflow_with_the_image_that_has_this_package(tm
 
 
 @pytest.mark.slow
-def test_a_location_that_is_no_bucket_is_refused_by_beams_own_check(tmp_path: Path) -> None:
-    ran = dry_run(tmp_path, temp_location="/tmp/there")
-    assert ran.returncode != 0
-    assert "temp_location" in ran.stderr
+def test_temp_location_outside_a_bucket_is_rejected(tmp_path: Path) -> None:
+    completed = dry_run(tmp_path, temp_location="/tmp/there")
+    assert completed.returncode != 0
+    assert "temp_location" in completed.stderr

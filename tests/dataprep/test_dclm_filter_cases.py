@@ -1,4 +1,4 @@
-"""DCLM's own tests of its Gopher filters, held against the dialect `dclm` (`.ci/peers/record_dclm_tests.py`)."""
+"""The dialect `dclm` gives the verdicts of DCLM's own filter tests (`.ci/peers/record_dclm_tests.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = {True: "char_ratio", False: "ratio"}
 
 
 def bounds(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Statistic -> the least and the largest value that DCLM's call keeps."""
+    """Map of each statistic to the least and the largest value that DCLM's call keeps."""
     arguments = case["arguments"]
     limits = [value for name, value in arguments.items() if name.startswith("max_")]
     largest = limits[0] if limits else math.inf
@@ -44,7 +44,7 @@ def bounds(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def repetition_name(arguments: dict[str, Any]) -> str:
-    """The statistic of a call of `repetition_filter`."""
+    """Statistic of a call of `repetition_filter`."""
     granularity = arguments["granularity"]
     if isinstance(granularity, str):
         return f"duplicate_{granularity}_{UNITS[arguments.get('count_characters', True)]}"
@@ -58,7 +58,7 @@ def kept_by_defaults(text: str, *rule_sets: GopherRules) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['filter']}-{case['arguments']}-{case['text'][:20]!r}")
-def test_verdict_is_that_of_dclms_own_test(case: dict[str, Any]) -> None:
+def test_verdict_equals_that_of_dclms_test(case: dict[str, Any]) -> None:
     text = case["text"]
     if case["filter"] == "massive_web_repetition_filters":
         assert kept_by_defaults(text, GopherRepetition()) == case["kept"]

@@ -1,4 +1,4 @@
-"""The stage `decontaminate`: leaks go, quotations stay, and who held what is written down."""
+"""The stage `decontaminate`: leaked items are dropped or excised, quotations stay, and every match is recorded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.documents import document_id, read_documents, write_table
+from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.passages import decontaminate
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
+from tests.dataprep.document_shards import Document, rewrite_texts, rows_by_id, texts_by_locator
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-Document = tuple[str, str, str]
-
 LICENCE = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and files"
 QUESTION = (
     "A farmer has seventeen sheep and all but nine of them run away one stormy night in June; how many sheep "
@@ -33,8 +32,8 @@ TINY = "True or false?"
 
 
 def prose(seed: int, words: int = 120) -> str:
-    source = random.Random(seed)
-    return " ".join(f"w{source.randrange(3000)}" for _ in range(words))
+    rng = random.Random(seed)
+    return " ".join(f"w{rng.randrange(3000)}" for _ in range(words))
 
 
 def evaluation_set(folder: Path) -> Path:
@@ -77,21 +76,9 @@ def run(
     return {**inputs, "decontaminate": out}, summary
 
 
-def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
-    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
-
-
 def rows_by_name(inputs: dict[str, Path], documents: dict[str, Document]) -> dict[str, dict[str, Any]]:
     rows = rows_by_id(inputs["decontaminate"])
     return {name: rows[document_id(*document)] for name, document in documents.items()}
-
-
-def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for path in inputs["ingest"].glob("part-*.parquet"):
-        documents = read_documents(inputs, path.name)
-        texts.update(zip(documents["locator"].to_pylist(), documents["text"].to_pylist()))
-    return texts
 
 
 LEAKS = {
@@ -104,8 +91,7 @@ LEAKS = {
 }
 
 
-@pytest.mark.slow
-def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+def test_leaks_are_dropped_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = corpus()
     every = list(documents.values())
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [every[:9], every[9:]])
@@ -117,8 +103,8 @@ def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Call
     assert (rows["partial"]["contamination"], rows["partial"]["contamination_words"]) == (24 / words, 24)
     assert 0 < rows["mention"]["contamination"] < 0.5
     assert (rows["plain0"]["contamination"], rows["plain0"]["contaminated_item"]) == (0.0, None)
-    assert rows["licensed3"]["contamination"] == 0.0  # 13 documents have it: it counts for nobody
-    assert rows["code"]["contamination"] == 1.0  # and yet: all of the item is there
+    assert rows["licensed3"]["contamination"] == 0.0  # 13 documents hold the licence, too many to count
+    assert rows["code"]["contamination"] == 1.0  # the whole item is there
     assert summary["sets"] == {
         "quiz": {"items": 4, "checked": 3, "too_short": 1, "contaminated": 3, "contaminated_share": 1.0}
     }
@@ -143,7 +129,6 @@ DISGUISES = {
 }
 
 
-@pytest.mark.parametrize("disguise", DISGUISES)
 @pytest.mark.parametrize(
     "item",
     [
@@ -153,45 +138,42 @@ DISGUISES = {
         f"Q: {TWELVE}\n(A) the oxygen of the air (B) carbon dioxide which we breathe out\n(C) helium (D) none of these",
     ],
 )
-def test_items_are_found_in_the_disguises_of_real_pages(
-    item: str, disguise: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_disguised_items_are_found(item: str, write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     (tmp_path / "quiz.json").write_text(json.dumps([{"query": item}]))
     bare = re.sub(r"\(?\b[A-Z]\) |\b\w+:\s*", "", item)
-    page = f"{prose(1)}\n\n{DISGUISES[disguise](bare)}\n\n{prose(2)}"
-    documents = [
-        ("web", "page", page),
-        ("web", "clean", prose(3)),
-        ("web", "like it", f"{prose(4)} Which gas do the stoves of these kitchens burn? {prose(5)}"),
-    ]
+    documents = {
+        "clean": ("web", "clean", prose(3)),
+        "similar": ("web", "similar", f"{prose(4)} Which gas do the stoves of these kitchens burn? {prose(5)}"),
+    }
+    for number, (name, disguise) in enumerate(DISGUISES.items()):
+        documents[name] = ("web", name, f"{prose(60 + number)}\n\n{disguise(bare)}\n\n{prose(80 + number)}")
     config = {"against": [str(tmp_path / "quiz.json")]}
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
-    rows = {row["id"]: row["keep"] for row in rows_by_id(inputs["decontaminate"]).values()}
-    assert [rows[document_id(*document)] for document in documents] == [False, True, True]
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())], config)
+    rows = rows_by_name(inputs, documents)
+    assert {name for name, row in rows.items() if row["keep"]} == {"clean", "similar"}
     assert summary["sets"]["quiz"]["contaminated"] == 1
 
 
-@pytest.mark.slow
-def test_what_nobody_sees_within_an_item_goes_with_it(
+def test_invisible_characters_are_excised_with_the_item(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     hidden = "\u200b".join(QUESTION)
     document = ("web", "page", f"{prose(1)}\n{hidden}\n{prose(2)}")
     config = {"action": "excise", "margin_characters": 2}
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [[document]], config)
-    assert texts_after(inputs) == {"page": f"{prose(1)}\n\n{prose(2)}"}
+    assert texts_by_locator(inputs) == {"page": f"{prose(1)}\n\n{prose(2)}"}
 
 
-def test_the_table_of_matches_names_item_document_and_text(
+def test_match_table_names_item_document_and_text(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())])
     table = pq.read_table(inputs["decontaminate"] / "matches.parquet").to_pylist()
-    found = {row["locator"]: row for row in table}
-    assert set(found) == {*LEAKS, "mention"}
-    assert {name for name, row in found.items() if row["contaminated"]} == set(LEAKS)
-    row = found["embedded"]
+    matches = {row["locator"]: row for row in table}
+    assert set(matches) == {*LEAKS, "mention"}
+    assert {name for name, row in matches.items() if row["contaminated"]} == set(LEAKS)
+    row = matches["embedded"]
     assert (row["set"], row["item"], row["field"], row["source"]) == ("quiz", 1, "question", "web")
     assert row["item_text"] == QUESTION[:100]
     assert row["id"] == document_id(*documents["embedded"])
@@ -202,29 +184,29 @@ def test_the_table_of_matches_names_item_document_and_text(
     assert summary["matches"][0]["contamination"] == 1.0
 
 
-def test_excising_cuts_the_item_and_what_is_next_to_it(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_excision_cuts_the_item_with_its_margin(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = corpus()
     config = {"action": "excise", "margin_characters": 30}
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())], config)
-    rows, left = rows_by_name(inputs, documents), texts_after(inputs)
-    assert left["embedded"] == f"{prose(20)}\n\n{prose(21)}"  # the answer's line went with it
+    rows, texts = rows_by_name(inputs, documents), texts_by_locator(inputs)
+    assert texts["embedded"] == f"{prose(20)}\n\n{prose(21)}"  # the answer's line went with it
     assert rows["embedded"]["left_words"] == 240
     assert (rows["verbatim"]["keep"], rows["verbatim"]["reason"]) == (False, "decontaminate/min_left_words")
     assert rows["verbatim"]["left_words"] == 0
     assert {name for name, row in rows.items() if not row["keep"]} == {"verbatim"}
     assert rows["mention"]["edits"] == []
     assert rows["mention"]["left_words"] is None
-    assert left["mention"] == documents["mention"][2]
-    assert all("seventeen" not in left[name].lower() for name in LEAKS)
+    assert texts["mention"] == documents["mention"][2]
+    assert all("seventeen" not in texts[name].lower() for name in LEAKS)
     cut = sum(edit["end"] - edit["begin"] for row in rows.values() for edit in row["edits"])
     assert summary["bytes_cut"] == cut
-    sizes = {name: len(text.encode()) for name, text in left.items()}
+    sizes = {name: len(text.encode()) for name, text in texts.items()}
     assert summary["counts"]["bytes_kept"] == sum(size for name, size in sizes.items() if rows[name]["keep"])
 
 
-def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+def test_shards_workers_and_order_do_not_change_the_result(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
     documents = list(corpus().values())
     shuffled = random.Random(4).sample(documents, len(documents))
     cut = [shuffled[at : at + 4] for at in range(0, len(shuffled), 4)]
@@ -232,8 +214,10 @@ def test_shards_workers_and_order_do_not_matter(write_ingest: Callable, make_con
     first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], config)
     second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, config, workers=2)
     assert rows_by_id(first["decontaminate"]) == rows_by_id(second["decontaminate"])
-    one, two = (pq.read_table(inputs["decontaminate"] / "matches.parquet") for inputs in (first, second))
-    assert one.equals(two)
+    first_matches, second_matches = (
+        pq.read_table(inputs["decontaminate"] / "matches.parquet") for inputs in (first, second)
+    )
+    assert first_matches.equals(second_matches)
     assert first_summary == second_summary
 
 
@@ -279,7 +263,7 @@ def test_verdicts_can_be_replayed(write_ingest: Callable, make_context: Callable
     assert new.keep.tolist() == pq.read_table(again["decontaminate"] / "part-00000.parquet")["keep"].to_pylist()
 
 
-def test_of_excised_documents_only_what_is_left_can_be_judged_again(
+def test_only_the_remaining_words_of_excised_documents_can_be_replayed(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     config = {"action": "excise", "margin_characters": 0}
@@ -299,7 +283,7 @@ def test_of_excised_documents_only_what_is_left_can_be_judged_again(
     assert [int((~verdicts.keep).sum()) for verdicts in (old, new)] == [1, len(LEAKS)]
 
 
-def test_only_documents_kept_so_far_and_of_the_sources_count(
+def test_only_kept_documents_of_the_sources_are_judged(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = [("web", "a", QUESTION), ("web", "b", QUESTION + " b"), ("books", "c", QUESTION + " c")]
@@ -316,21 +300,16 @@ def test_only_documents_kept_so_far_and_of_the_sources_count(
     assert table["contamination"].to_pylist() == [None, 1.0, None]
 
 
-def test_a_text_that_is_not_utf_8_is_quarantined(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_text_that_is_not_utf8_is_quarantined(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     ingest = write_ingest("ingest", [[("web", "a", "text"), ("web", "b", QUESTION)]])
-    path = ingest / "part-00000.parquet"
-    table = pq.read_table(path)
-    broken = pa.array([b"caf\xe9", QUESTION.encode()], pa.large_binary()).view(pa.large_string())
-    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    rewrite_texts(ingest / "part-00000.parquet", [b"caf\xe9", QUESTION.encode()])
     config = {"against": [str(evaluation_set(tmp_path))], "max_quarantined": 0.5, "action": "excise"}
     summary = decontaminate.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
     check_conservation(summary["counts"], "decontaminate")
     assert (summary["counts"]["quarantined"], summary["counts"]["dropped"]) == (1, {"decontaminate/min_left_words": 1})
 
 
-def test_nothing_to_read_and_nothing_to_look_for_are_no_errors(
+def test_empty_corpus_and_items_that_are_too_short_are_allowed(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     (tmp_path / "ingest").mkdir()
@@ -348,7 +327,7 @@ def test_nothing_to_read_and_nothing_to_look_for_are_no_errors(
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
-def test_planted_items_of_real_sets_are_found_in_real_prose(
+def test_planted_items_of_real_benchmarks_are_found_in_real_prose(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     from gristmill.dataprep.passages.evaluation_sets import read_parts

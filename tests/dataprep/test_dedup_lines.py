@@ -1,4 +1,4 @@
-"""The stage `dedup_lines`: one copy of each line stays, wherever the shards are cut."""
+"""The stage `dedup_lines`: one copy of each line stays, for any shards."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.documents import document_id, read_documents, write_table
+from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.edits import apply_edits, cuts_array
 from gristmill.dataprep.passages import dedup_lines
 from gristmill.dataprep.passages.dedup_lines import cut_units, find_units
 from gristmill.dataprep.shuffle_format import find_pairs
 from gristmill.dataprep.text.unicode_tables import lower_case
-
-Document = tuple[str, str, str]
-ALL = {"min_words": 1}
+from tests.dataprep.document_shards import (
+    Document,
+    jobs_in_this_process,
+    rewrite_texts,
+    rows_by_id,
+    texts_by_locator,
+    write_shards,
+)
 
 
 def run(
@@ -38,25 +44,20 @@ def run(
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     inputs = {"ingest": write(f"{name}-ingest", shards)}
     inputs["dedup_lines"] = folder / f"{name}-out"
-    given_inputs = {"ingest": inputs["ingest"]}
-    summary = dedup_lines.run(given_inputs, config, inputs["dedup_lines"], make_context(f"{name}-work", **context))
+    ingest = {"ingest": inputs["ingest"]}
+    summary = dedup_lines.run(ingest, config, inputs["dedup_lines"], make_context(f"{name}-work", **context))
     check_conservation(summary["counts"], "dedup_lines")
     return inputs, summary
 
 
-def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
-    """Locator -> what is left of the text; documents that were dropped are left out."""
-    left = {}
-    for path in sorted(inputs["ingest"].glob("part-*.parquet")):
-        documents = read_documents(inputs, path.name)
-        kept = pq.read_table(inputs["dedup_lines"] / path.name)["keep"].to_pylist()
-        rows = zip(documents["locator"].to_pylist(), documents["text"].to_pylist(), kept)
-        left.update({locator: text for locator, text, keep in rows if keep})
-    return left
-
-
-def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
-    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
+def kept_texts_of(inputs: dict[str, Path]) -> dict[str, str]:
+    """Edited texts of the kept documents, by locator."""
+    kept_ids = {key for key, row in rows_by_id(inputs["dedup_lines"]).items() if row["keep"]}
+    kept_locators = set()
+    for path in inputs["ingest"].glob("part-*.parquet"):
+        rows = pq.read_table(path, columns=["id", "locator"]).to_pylist()
+        kept_locators |= {row["locator"] for row in rows if row["id"] in kept_ids}
+    return {locator: text for locator, text in texts_by_locator(inputs).items() if locator in kept_locators}
 
 
 def by_id(documents: Sequence[Document]) -> list[Document]:
@@ -70,17 +71,17 @@ def normalised(line: str) -> str:
 
 
 def lines_left(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """C4's rule in plain Python: the document with the smallest id goes first and keeps what nobody has kept."""
-    taken: set[str] = set()
-    left: dict[str, list[str]] = {}
+    """C4's rule in plain Python: documents in the order of their ids keep each line that no earlier one kept."""
+    kept_lines: set[str] = set()
+    lines_by_document: dict[str, list[str]] = {}
     for document in by_id(documents):
         lines = []
         for line in document[2].split("\n"):
-            if line.strip() and normalised(line) not in taken:
-                taken.add(normalised(line))
+            if line.strip() and normalised(line) not in kept_lines:
+                kept_lines.add(normalised(line))
                 lines.append(line.strip())
-        left[document[1]] = lines
-    return left
+        lines_by_document[document[1]] = lines
+    return lines_by_document
 
 
 LINES = st.sampled_from(["a", "A ", "b", " b", "c c", "", " ", "ß", "Σ\u00a0", "日本"])
@@ -90,57 +91,23 @@ TEXTS = st.lists(LINES, max_size=6).map("\n".join)
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), cuts=st.integers(1, 3))
-def test_the_lines_left_are_those_of_c4_in_plain_python(
+def test_kept_lines_equal_c4_in_plain_python(
     texts: list[str], cuts: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("case")
     documents = [("web", str(row), text) for row, text in enumerate(texts)]
-    inputs = write_and_run(folder, [documents[at::cuts] for at in range(cuts)])
+    ingest = write_shards(folder / "ingest", [documents[at::cuts] for at in range(cuts)])
+    context = Context(work=folder / "work", stage="dedup_lines", emit=lambda event: None)
+    with jobs_in_this_process(dedup_lines):
+        summary = dedup_lines.run({"ingest": ingest}, {"min_words": 1}, folder / "out", context)
+    check_conservation(summary["counts"], "dedup_lines")
     expected = {name: lines for name, lines in lines_left(documents).items() if lines}
-    left = texts_after(inputs)
-    for name, text in left.items():
+    kept_texts = kept_texts_of({"ingest": ingest, "dedup_lines": folder / "out"})
+    for name, text in kept_texts.items():
         lines = [line.strip() for line in text.split("\n") if line.strip()]
         assert lines == expected.get(name, [])
     untouched = {str(row) for row, text in enumerate(texts) if not text.strip()}
-    assert set(left) == set(expected) | untouched
-
-
-def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[str, Path]:
-    from gristmill.core.stage_context import Context
-    from gristmill.dataprep.documents import DOCUMENT_SCHEMA
-
-    for number, documents in enumerate(shards):
-        rows = [
-            {
-                "id": document_id(*document),
-                "source": document[0],
-                "locator": document[1],
-                "text": document[2],
-                "metadata": "{}",
-            }
-            for document in documents
-        ]
-        write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
-    context = Context(work=folder / "work", stage="dedup_lines", emit=lambda event: None)
-    inputs = {"ingest": folder / "ingest"}
-    summary = run_quietly(inputs, folder, context)
-    check_conservation(summary["counts"], "dedup_lines")
-    return {**inputs, "dedup_lines": folder / "out"}
-
-
-def run_quietly(inputs: dict[str, Path], folder: Path, context: Any) -> dict[str, Any]:
-    """The jobs in this process: what Beam adds is tested with the engine, and would be most of the time here."""
-    from gristmill.dataprep.jobs import shuffle
-    from gristmill.dataprep.jobs.tasks import finish_task
-
-    def in_process(job: str, tasks: Sequence[Any], process: Any, context: Any, *how: bool) -> list[dict[str, Any]]:
-        (context.work / job).mkdir(parents=True, exist_ok=True)
-        return [finish_task(task, process, context.work / job) for task in tasks]
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (dedup_lines, shuffle):
-            patch.setattr(module, "run_tasks", in_process)
-        return dedup_lines.run(inputs, ALL, folder / "out", context)
+    assert set(kept_texts) == set(expected) | untouched
 
 
 def corpus() -> list[Document]:
@@ -159,19 +126,19 @@ def corpus() -> list[Document]:
     ]
 
 
-def test_a_repeated_line_stays_in_the_document_with_the_smallest_id(
+def test_repeated_line_stays_in_the_document_with_the_smallest_id(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:5], documents[5:]], {})
-    left = texts_after(inputs)
+    texts = kept_texts_of(inputs)
     footer = "all rights reserved by the owners of this page."
-    with_footer = [name for name, text in left.items() if footer in text.lower()]
+    with_footer = [name for name, text in texts.items() if footer in text.lower()]
     owners = [document for document in documents if footer in document[2].lower()]
     assert with_footer == [by_id(owners)[0][1]]
-    assert left["refrain"] == "Row, row, row your boat, gently.\n"
-    assert left["braces"] == "}\n}\n}"  # one word a line: left alone
-    assert sum("decided nothing" in text for text in left.values()) == 1
+    assert texts["refrain"] == "Row, row, row your boat, gently.\n"
+    assert texts["braces"] == "}\n}\n}"  # lines of one word stay
+    assert sum("decided nothing" in text for text in texts.values()) == 1
     assert [(row["documents"], row["text"].lower()) for row in summary["most_repeated"]] == [
         (14, footer),
         (3, "the committee met on monday and decided nothing at all."),
@@ -186,10 +153,10 @@ def test_a_repeated_line_stays_in_the_document_with_the_smallest_id(
         for document in documents
     }
     assert summary["units"]["bytes_cut"] == sum(cut.values())
-    assert all(len(text.encode()) == sizes[name] - cut[name] for name, text in left.items())
+    assert all(len(text.encode()) == sizes[name] - cut[name] for name, text in texts.items())
 
 
-def test_a_document_that_loses_everything_or_too_much_is_dropped(
+def test_document_that_loses_too_much_is_dropped(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     same = "This sentence is in every one of them."
@@ -210,15 +177,15 @@ def test_a_document_that_loses_everything_or_too_much_is_dropped(
             assert (row["reason"], row["removed_line_ratio"]) == ("dedup_lines/empty", 1.0)
 
 
-def test_boilerplate_goes_everywhere_and_rarer_lines_stay(
+def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     config = {"action": "cut_all", "min_documents": 10, "within_documents": False}
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [corpus()], config)
-    left = texts_after(inputs)
-    assert not any("rights reserved" in text.lower() for text in left.values())
-    assert sum("decided nothing" in text for text in left.values()) == 3
-    assert left["refrain"].count("Row") == 3
+    texts = kept_texts_of(inputs)
+    assert not any("rights reserved" in text.lower() for text in texts.values())
+    assert sum("decided nothing" in text for text in texts.values()) == 3
+    assert texts["refrain"].count("Row") == 3
     assert summary["units"]["removed"] == 14
 
 
@@ -226,24 +193,24 @@ def test_paragraphs_are_compared_as_a_whole(write_ingest: Callable, make_context
     shared = "One line of it,\nand another line of it."
     documents = [("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."), ("web", "b", f"{shared}\n\n\nRest.")]
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"})
-    left = texts_after(inputs)
+    texts = kept_texts_of(inputs)
     expected = {
         "a": {"a": documents[0][2], "b": "Rest."},
         "b": {"a": "First of all here.\n\nThe end of a.", "b": documents[1][2]},
     }
-    assert left == expected[by_id(documents)[0][1]]
+    assert texts == expected[by_id(documents)[0][1]]
 
 
 @pytest.mark.parametrize(("normalise", "survivors"), [("strip_lower", 1), ("strip", 2)])
-def test_case_counts_only_where_asked(
+def test_case_matters_only_with_normalise_strip(
     normalise: str, survivors: int, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = [("web", "a", "The same words again here."), ("web", "b", "the SAME words again here. ")]
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"normalise": normalise})
-    assert len(texts_after(inputs)) == survivors
+    assert len(kept_texts_of(inputs)) == survivors
 
 
-def test_shards_workers_and_order_do_not_matter(
+def test_shards_workers_and_order_do_not_change_the_result(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
@@ -260,7 +227,7 @@ def test_shards_workers_and_order_do_not_matter(
     assert first_summary == second_summary == third_summary
 
 
-def test_a_line_on_every_page_is_sent_once_per_shard(
+def test_line_on_every_page_is_shuffled_once_per_shard(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     licence = "Permission is hereby granted, free of charge, to any person."
@@ -272,7 +239,7 @@ def test_a_line_on_every_page_is_sent_once_per_shard(
     assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"dedup_lines/empty": 1999})
 
 
-def test_documents_that_were_dropped_or_belong_to_other_sources_neither_keep_nor_lose_lines(
+def test_only_kept_documents_of_the_sources_are_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     line = "A line that all of these four have."
@@ -295,15 +262,12 @@ def test_documents_that_were_dropped_or_belong_to_other_sources_neither_keep_nor
     assert summary["counts"]["read"] == 3
 
 
-def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
+def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", str(row), "The same line in all of them.") for row in range(3)]])
-    path = ingest / "part-00000.parquet"
-    table = pq.read_table(path)
-    texts = [b"The same line in all of them. caf\xe9", *([b"The same line in all of them."] * 2)]
-    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
-    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    line = b"The same line in all of them."
+    rewrite_texts(ingest / "part-00000.parquet", [line + b" caf\xe9", line, line])
     out = tmp_path / "out"
     summary = dedup_lines.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
     check_conservation(summary["counts"], "dedup_lines")
@@ -313,7 +277,7 @@ def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
     assert (bad["reason"], bad["edits"]) == ("quarantine", None)
 
 
-def test_nothing_to_read_is_not_an_error(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+def test_empty_corpus_is_allowed(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     (tmp_path / "ingest").mkdir()
     summary = dedup_lines.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
     assert summary["units"] == {"seen": 0, "shuffled": 0, "repeated": 0, "removed": 0, "bytes_cut": 0}
@@ -324,7 +288,7 @@ def test_nothing_to_read_is_not_an_error(write_ingest: Callable, make_context: C
     st.lists(st.text(alphabet="aB \nÄ\u2003ſ日\t\u0085", max_size=20), max_size=4),
     st.sampled_from(["line", "paragraph"]),
 )
-def test_units_are_what_plain_python_splits_off(texts: list[str], unit: str) -> None:
+def test_units_equal_a_plain_split(texts: list[str], unit: str) -> None:
     units = find_units(pa.array(texts, pa.large_string()), unit, lower=True)
     expected = [
         [part.strip() for part in re.split(r"\n" if unit == "line" else r"\n{2,}", text) if part.strip()]
@@ -335,27 +299,28 @@ def test_units_are_what_plain_python_splits_off(texts: list[str], unit: str) -> 
     assert units.characters.tolist() == [len(part) for part in flat]
     assert units.words.tolist() == [len(part.split()) for part in flat]
     keys = list(zip(units.high.tolist(), units.low.tolist()))
-    for one, key in zip(flat, keys):
-        assert [key == other for other in keys] == [normalised(one) == normalised(two) for two in flat]
+    for unit_text, key in zip(flat, keys, strict=True):
+        equal_texts = [normalised(unit_text) == normalised(candidate) for candidate in flat]
+        assert [key == candidate for candidate in keys] == equal_texts
 
 
 @settings(deadline=None)
 @given(st.text(alphabet="ab\n é", max_size=20), st.sets(st.integers(0, 9)), st.sampled_from(["line", "paragraph"]))
-def test_cutting_units_leaves_exactly_the_others(text: str, chosen: set[int], unit: str) -> None:
+def test_cutting_units_keeps_exactly_the_others(text: str, chosen: set[int], unit: str) -> None:
     texts = pa.array([text], pa.large_string())
     units = find_units(texts, unit, lower=False)
     cut = np.isin(np.arange(len(units.high)), list(chosen))
-    (left,) = apply_edits(texts, cuts_array(*cut_units(texts, units, cut))).to_pylist()
+    (edited,) = apply_edits(texts, cuts_array(*cut_units(texts, units, cut))).to_pylist()
     pattern = r"\n" if unit == "line" else r"\n{2,}"
     before = [part.strip() for part in re.split(pattern, text) if part.strip()]
-    after = [part.strip() for part in re.split(pattern, left) if part.strip()]
-    assert after == [part for part, gone in zip(before, cut) if not gone]
+    after = [part.strip() for part in re.split(pattern, edited) if part.strip()]
+    assert after == [part for part, is_cut in zip(before, cut) if not is_cut]
     if not cut.any():
-        assert left == text
+        assert edited == text
 
 
 @pytest.mark.parametrize(
-    ("text", "cut", "left"),
+    ("text", "cut", "edited"),
     [
         ("one\ntwo\nthree", [False, True, False], "one\nthree"),
         ("one\ntwo\nthree", [False, True, True], "one"),
@@ -365,17 +330,15 @@ def test_cutting_units_leaves_exactly_the_others(text: str, chosen: set[int], un
         ("one\ntwo", [True, True], ""),
     ],
 )
-def test_a_cut_takes_the_line_with_its_break_and_leaves_the_others_as_they_are(
-    text: str, cut: list[bool], left: str
-) -> None:
+def test_cut_takes_the_line_with_its_line_break(text: str, cut: list[bool], edited: str) -> None:
     texts = pa.array([text], pa.large_string())
     units = find_units(texts, "line", lower=False)
     edits = cuts_array(*cut_units(texts, units, np.array(cut)))
-    assert apply_edits(texts, edits).to_pylist() == [left]
+    assert apply_edits(texts, edits).to_pylist() == [edited]
 
 
-def test_pairs_are_found_even_where_their_upper_halves_are_equal() -> None:
+def test_128_bit_pairs_with_equal_upper_halves_are_found() -> None:
     high, low = np.array([3, 3, 3, 9], np.uint64), np.array([1, 4, 6, 2], np.uint64)
-    wanted = [(3, 1), (3, 4), (3, 6), (9, 2), (3, 5), (9, 3), (1, 1), (10, 0)]
-    places = find_pairs(high, low, *(np.array(part, np.uint64) for part in zip(*wanted)))
+    queries = [(3, 1), (3, 4), (3, 6), (9, 2), (3, 5), (9, 3), (1, 1), (10, 0)]
+    places = find_pairs(high, low, *(np.array(part, np.uint64) for part in zip(*queries)))
     assert places.tolist() == [0, 1, 2, 3, -1, -1, -1, -1]

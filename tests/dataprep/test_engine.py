@@ -1,4 +1,4 @@
-"""Jobs over shards: every planned task comes out once, finished ones are not done again, any runner gives the same."""
+"""Jobs over shards: each task yields one result, finished tasks are reused, and all runners agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gristmill.dataprep.jobs.errors import TaskError
 from gristmill.dataprep.jobs.tasks import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
-"""Beam's own job server in this process: the whole way through the portable API, as Flink or Spark would go it."""
+"""Beam's own job server in this process: the portable API as Flink or Spark use it."""
 
 
 def context(work: Path, **settings: Any) -> Context:
@@ -29,7 +29,7 @@ def context(work: Path, **settings: Any) -> Context:
 
 
 def square(out: Path, task: Task) -> Done:
-    """Writes the square of its number, and a line into a log of calls."""
+    """Write the square of a number, and a line into a log of calls."""
     with open(out / "calls.log", "a") as log:
         log.write(f"{task.name}\n")
     with atomic_write(out / f"{task.name}.txt") as sink:
@@ -55,14 +55,14 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
     ],
     ids=["one worker", "two threads", "two processes", "portable runner"],
 )
-def test_results_come_in_the_order_of_the_tasks_on_every_runner(tmp_path: Path, settings: Mapping[str, Any]) -> None:
+def test_results_keep_the_order_of_tasks_on_every_runner(tmp_path: Path, settings: Mapping[str, Any]) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", **settings))
     assert [result["n"] for result in results] == list(range(7))
     assert [(tmp_path / f"t{n}.txt").read_text() for n in range(7)] == ["0", "1", "4", "9", "16", "25", "36"]
     assert sorted(calls(tmp_path)) == [task.name for task in TASKS]
 
 
-def test_a_second_attempt_does_only_what_is_missing(tmp_path: Path) -> None:
+def test_second_attempt_runs_only_missing_tasks(tmp_path: Path) -> None:
     run_tasks("job", TASKS[:4], partial(square, tmp_path), context(tmp_path / "work"))
     (tmp_path / "t1.txt").unlink()
     (tmp_path / "t2.txt").write_text("other size")
@@ -72,10 +72,10 @@ def test_a_second_attempt_does_only_what_is_missing(tmp_path: Path) -> None:
     assert sorted(calls(tmp_path)) == ["t1", "t2", "t4", "t5", "t6"]
 
 
-@pytest.mark.parametrize("left", [b"", b'{"files": {"', bytes(40)], ids=["empty", "cut", "zeros"])
-def test_a_task_whose_record_a_crash_of_the_machine_damaged_is_done_again(tmp_path: Path, left: bytes) -> None:
+@pytest.mark.parametrize("record", [b"", b'{"files": {"', bytes(40)], ids=["empty", "cut", "zeros"])
+def test_task_with_a_damaged_record_is_repeated(tmp_path: Path, record: bytes) -> None:
     run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
-    (tmp_path / "work/job/t5.json").write_bytes(left)
+    (tmp_path / "work/job/t5.json").write_bytes(record)
     (tmp_path / "calls.log").unlink()
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
     assert [result["n"] for result in results] == list(range(7))
@@ -83,10 +83,10 @@ def test_a_task_whose_record_a_crash_of_the_machine_damaged_is_done_again(tmp_pa
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_what_was_done_before_an_error_is_not_done_again(tmp_path: Path, mode: str) -> None:
+def test_tasks_finished_before_an_error_are_reused(tmp_path: Path, mode: str) -> None:
     tasks = [Task(f"t{n:02d}", {"n": n + 1}, size_bytes=100) for n in range(12)]
     work = context(tmp_path / "work", workers=2, mode=mode)
-    with pytest.raises(ValueError, match="t02: ValueError: three is not allowed"):
+    with pytest.raises(ValueError, match="t02: ValueError: three"):
         run_tasks("job", tasks, partial(fail_on_three, tmp_path), work)
     assert len(calls(tmp_path)) < len(tasks)
     results = run_tasks("job", tasks, partial(square, tmp_path), work)
@@ -110,7 +110,7 @@ def fail_on_three(out: Path, task: Task) -> Done:
     ],
     ids=["one worker", "two threads", "portable runner"],
 )
-def test_an_error_in_one_task_names_it_and_keeps_what_the_others_finished(
+def test_error_names_its_task_and_keeps_finished_ones(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: Mapping[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="three") as caught:
@@ -122,17 +122,15 @@ def test_an_error_in_one_task_names_it_and_keeps_what_the_others_finished(
     assert sorted(calls(tmp_path)) == [task.name for task in TASKS]
 
 
-def test_after_an_error_no_further_task_is_begun(tmp_path: Path) -> None:
+def test_no_task_starts_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
     assert calls(tmp_path) == ["t0", "t1", "t2"]
 
 
-def test_tasks_that_are_called_directly_leave_what_a_pipeline_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results, files, records and errors; no pipeline is made, unless there are workers to share the tasks."""
-    left: dict[str, Any] = {}
+def test_direct_calls_equal_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results, files, records and errors agree; a pipeline is made only if workers share the tasks."""
+    outcomes: dict[str, Any] = {}
     for name, direct in (("called", True), ("piped", False)):
         out = tmp_path / name
         work = context(out / "work")
@@ -141,15 +139,15 @@ def test_tasks_that_are_called_directly_leave_what_a_pipeline_would(
                 patch.setattr(runner, "make_pipeline", no_pipeline)
             with pytest.raises(ValueError, match="three") as caught:
                 run_tasks("job", TASKS, partial(fail_on_three, out), work, direct=direct)
-            begun = calls(out)
+            started = calls(out)
             results = run_tasks("job", TASKS, partial(square, out), work, direct=direct)
         records = {path.name: path.read_text().replace(str(out), "") for path in (out / "work/job").iterdir()}
-        left[name] = str(caught.value), "in fail_on_three" in caught.value.__notes__[0], begun, results, records
-    assert left["called"] == left["piped"]
-    assert left["called"][2] == ["t0", "t1", "t2"]
+        outcomes[name] = str(caught.value), "in fail_on_three" in caught.value.__notes__[0], started, results, records
+    assert outcomes["called"] == outcomes["piped"]
+    assert outcomes["called"][2] == ["t0", "t1", "t2"]
     monkeypatch.setattr(runner, "make_pipeline", no_pipeline)
     alone = run_tasks("job", TASKS[:1], partial(square, tmp_path), context(tmp_path / "alone", workers=2))
-    assert len(alone) == 1, "a single task is called, too"
+    assert len(alone) == 1, "a single task is called directly"
     with pytest.raises(TaskError, match="a pipeline is made"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", workers=2), direct=True)
 
@@ -172,7 +170,7 @@ class OddError(Exception):
         (lambda: IncompleteJobError("half"), IncompleteJobError, "IncompleteJobError: half"),
     ],
 )
-def test_an_error_keeps_its_type_where_that_can_carry_the_message(
+def test_error_keeps_its_type_if_that_takes_one_message(
     tmp_path: Path, raised: Callable[[], Exception], kind: type[Exception], message: str
 ) -> None:
     def fail(task: Task) -> Done:
@@ -184,7 +182,7 @@ def test_an_error_keeps_its_type_where_that_can_carry_the_message(
     assert str(caught.value) == f"job/t0: {message}"
 
 
-def test_an_error_that_cannot_be_written_down_comes_through_the_runner(
+def test_error_that_cannot_be_recorded_comes_through_the_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(path: Path, value: Any) -> None:
@@ -211,13 +209,13 @@ BIG = [Task(f"t{n}", size_bytes=tasks.PROCESS_BYTES // 2) for n in range(2)]
         ("processes", 2, TASKS, False, "processes"),
     ],
 )
-def test_processes_are_for_jobs_that_hold_the_gil_and_are_large(
+def test_processes_run_large_jobs_that_hold_the_gil(
     mode: str, workers: int, tasks: list[Task], holds_gil: bool, chosen: str
 ) -> None:
     assert choose_mode(mode, workers, tasks, holds_gil) == chosen
 
 
-def test_the_tasks_of_shards_know_their_numbers_and_sizes(tmp_path: Path) -> None:
+def test_shard_tasks_have_numbers_and_sizes(tmp_path: Path) -> None:
     for name, size in (("part-00001-000", 7), ("part-00000-000", 5), ("other", 9)):
         (tmp_path / f"{name}.parquet").write_bytes(b"x" * size)
     assert shard_tasks(tmp_path) == [
@@ -226,13 +224,13 @@ def test_the_tasks_of_shards_know_their_numbers_and_sizes(tmp_path: Path) -> Non
     ]
 
 
-def test_the_largest_tasks_go_first(tmp_path: Path) -> None:
+def test_largest_tasks_start_first(tmp_path: Path) -> None:
     tasks = [Task(name, {"n": 1}, size) for name, size in (("a", 1), ("b", 3), ("c", 2))]
     run_tasks("job", tasks, partial(square, tmp_path), context(tmp_path / "work"))
     assert calls(tmp_path) == ["b", "c", "a"]
 
 
-def test_many_tasks_are_few_elements_of_which_a_second_try_does_only_what_is_missing(
+def test_many_tasks_are_grouped_and_a_retry_runs_only_missing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "MOST_ELEMENTS", 3)
@@ -249,19 +247,17 @@ def test_many_tasks_are_few_elements_of_which_a_second_try_does_only_what_is_mis
     assert calls(tmp_path) == ["t3", "t6"]
 
 
-def test_a_runner_that_loses_tasks_without_an_error_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silently_lost_tasks_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loses_the_last(job: str, stage: str, pool: Any, work: Any, elements: Any) -> None:
         for element in elements[:-1]:
             work(*element)
 
     monkeypatch.setattr(tasks, "run_here", loses_the_last)
-    with pytest.raises(IncompleteJobError, match="1 of 7 planned tasks gave no result, first: t6"):
+    with pytest.raises(IncompleteJobError, match=r"1 of 7 .*t6"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
 
 
-def test_progress_counts_finished_tasks_of_earlier_attempts_too(tmp_path: Path) -> None:
+def test_progress_counts_tasks_of_earlier_attempts(tmp_path: Path) -> None:
     run_tasks("job", TASKS[:4], partial(square, tmp_path), context(tmp_path / "work"))
     events: list[dict[str, Any]] = []
     run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", emit=events.append))
@@ -270,20 +266,20 @@ def test_progress_counts_finished_tasks_of_earlier_attempts_too(tmp_path: Path) 
 
 
 def listening(pid: int) -> dict[str, str]:
-    """The TCP sockets that a process listens on: inode -> local address (hexadecimal)."""
-    mine = set()
+    """Map the inode of each TCP socket that a process listens on to its local address (hexadecimal)."""
+    inodes = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            mine |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}")))
+            inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}")))
         except FileNotFoundError:
             continue
-    found = {}
+    addresses = {}
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and fields[9] in mine:
-                found[fields[9]] = fields[1].partition(":")[0]
-    return found
+            if fields[3] == "0A" and fields[9] in inodes:
+                addresses[fields[9]] = fields[1].partition(":")[0]
+    return addresses
 
 
 def look(pid: int, task: Task) -> Done:
@@ -291,58 +287,56 @@ def look(pid: int, task: Task) -> Done:
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
-"""127.0.0.1, and its form within IPv6, in the byte order of /proc."""
+"""127.0.0.1 and its IPv6 form, in the byte order of /proc."""
 
 
-@pytest.mark.slow
-def test_the_local_runner_listens_on_nothing_and_a_trial_of_the_portable_one_on_the_loopback_address_alone(
+def test_local_runner_opens_no_port_and_portable_trial_only_loopback(
     tmp_path: Path,
 ) -> None:
-    seen, before = {}, listening(os.getpid())  # such as Dask's cluster, or a server that this process was given
+    addresses = {}
+    before = listening(os.getpid())  # such as a Dask cluster's
     for name, settings in {
         "threads": {"mode": "threads"},
         "processes": {"mode": "processes"},
         "portable": {"runner": "PortableRunner", "options": PORTABLE},
     }.items():
         results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / name, workers=2, **settings))
-        seen[name] = {
-            address for result in results for inode, address in result["sockets"].items() if inode not in before
-        }
-    assert not seen["threads"] | seen["processes"]
-    assert seen["portable"]
-    assert seen["portable"] <= LOOPBACK
+        addresses[name] = set()
+        for result in results:
+            addresses[name] |= {address for inode, address in result["sockets"].items() if inode not in before}
+    assert not addresses["threads"] | addresses["processes"]
+    assert addresses["portable"]
+    assert addresses["portable"] <= LOOPBACK
 
 
-BOTH = threading.Barrier(2, timeout=60)
+BARRIER = threading.Barrier(2, timeout=60)
 
 
 def meet(task: Task) -> Done:
-    """Returns once another task has begun; without one, the barrier breaks."""
-    BOTH.wait()
+    """Return once another task has started; alone, the barrier breaks."""
+    BARRIER.wait()
     return Done([], {"thread": threading.get_ident()})
 
 
-def test_as_many_tasks_run_at_once_as_there_are_threads(tmp_path: Path) -> None:
+def test_threads_run_tasks_concurrently(tmp_path: Path) -> None:
     results = run_tasks("job", TASKS[:6], meet, context(tmp_path, workers=2, mode="threads"))
     assert len({result["thread"] for result in results}) == 2
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    ended: list[Any] = []
-    monkeypatch.setattr(runner, "wait_for", ended.append)
+def test_beam_counters_cover_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    pipeline_results: list[Any] = []
+    monkeypatch.setattr(runner, "wait_for", pipeline_results.append)
     work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
     run_tasks("job", TASKS, partial(square, tmp_path), work)
-    counters = {
-        (found.key.metric.namespace, found.key.metric.name): found.result
-        for result in ended
-        for found in result.metrics().query()["counters"]
-    }
+    counters = {}
+    for result in pipeline_results:
+        for counter in result.metrics().query()["counters"]:
+            counters[counter.key.metric.namespace, counter.key.metric.name] = counter.result
     assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
 
 
-@pytest.mark.slow
-def test_beam_is_imported_without_a_word() -> None:
+def test_beam_import_prints_nothing() -> None:
     code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Engines by their names: what starts, what does the work, what it counts, and how they fail before work begins."""
+"""Flink, Spark and other engines by name: startup, results, counters, and failures before work begins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def context(work: Path, **settings: Any) -> Context:
 
 
 def square(out: Path, fatal: int | None, task: Task) -> Done:
-    """Writes the square of its number; the process of one task is killed the first time."""
+    """Write the square of a number; the process of the task `fatal` is killed the first time."""
     if task.payload["n"] == fatal and not (out / "died").exists():
         (out / "died").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -45,72 +45,75 @@ def square(out: Path, fatal: int | None, task: Task) -> Done:
 
 
 def counters(result: Any) -> dict[str, int]:
-    """What an engine has counted of the stage's."""
-    found = result.metrics().query()["counters"]
-    return {one.key.metric.name: one.result or 0 for one in found if one.key.metric.namespace == "toy"}
+    """Counters of the stage."""
+    queried = result.metrics().query()["counters"]
+    return {each.key.metric.name: each.result or 0 for each in queried if each.key.metric.namespace == "toy"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flink", "spark"])
 @pytest.mark.timeout(1800)
-def test_other_processes_do_the_work_one_of_them_may_die_and_the_engine_counts(
+def test_engine_processes_do_the_work_survive_a_kill_and_count(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Flink both with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
-    ended: list[Any] = []
-    monkeypatch.setattr(cluster_retry, "run_there", lambda *job, **more: ended.append(run_there(*job, **more)))
+    """On Flink with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
+    pipeline_results: list[Any] = []
+    monkeypatch.setattr(
+        cluster_retry, "run_there", lambda *job, **more: pipeline_results.append(run_there(*job, **more))
+    )
     try:
         with running(name, tmp_path) as cluster:
             cluster.engine["worker_seconds"] = PATIENCE_SECONDS
-            check_jobs(cluster.engine, tmp_path / "own", ended)
+            check_jobs(cluster.engine, tmp_path / "own", pipeline_results)
             if name != "spark":
                 pool = {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, tmp_path)}
                 options = {**cluster.engine["options"], **pool}
-                check_jobs({**cluster.engine, "options": options}, tmp_path / "pool", ended)
+                check_jobs({**cluster.engine, "options": options}, tmp_path / "pool", pipeline_results)
     except MissingEngineError as error:
         pytest.skip(str(error))
 
 
-def check_jobs(told: Mapping[str, Any], folder: Path, ended: list[Any]) -> None:
-    """A job of an engine, one whose worker is killed, and one whose task raises."""
-    results = run_tasks("calm", TASKS, partial(square, folder, None), context(folder / "work", **told))
+def check_jobs(engine: Mapping[str, Any], folder: Path, pipeline_results: list[Any]) -> None:
+    """Run a job, one whose worker is killed, and one whose task raises."""
+    results = run_tasks("calm", TASKS, partial(square, folder, None), context(folder / "work", **engine))
     assert [result["n"] for result in results] == list(range(6))
     assert os.getpid() not in {result["pid"] for result in results}
-    assert counters(ended[-1]) == {"read": 6, "kept": 6, "quarantined": 0, "odd": 3}
-    results = run_tasks("fatal", TASKS, partial(square, folder, 3), context(folder / "work", **told))
+    assert counters(pipeline_results[-1]) == {"read": 6, "kept": 6, "quarantined": 0, "odd": 3}
+    results = run_tasks("fatal", TASKS, partial(square, folder, 3), context(folder / "work", **engine))
     assert [result["n"] for result in results] == list(range(6))
     assert (folder / "died").exists()
     with pytest.raises(LookupError, match=r"^failing/t2: LookupError: two is not allowed"):
-        run_tasks("failing", TASKS, fail_on_two, context(folder / "work", **told))
+        run_tasks("failing", TASKS, fail_on_two, context(folder / "work", **engine))
 
 
 def wait_for_a_signal(*_told: str | None) -> None:
     signal.pause()
 
 
-def test_a_pool_does_not_end_the_worker_of_another_machine_that_calls_its_own_alike() -> None:
-    """As two TaskManagers of Flink do: each has a worker 1-1."""
+def test_pool_does_not_end_the_equally_named_worker_of_another_machine() -> None:
+    """Two TaskManagers of Flink each have a worker 1-1."""
     from apache_beam.portability.api import beam_fn_api_pb2
 
-    pool, others = pool_type()(wait_for_a_signal), multiprocessing.active_children()
+    pool = pool_type()(wait_for_a_signal)
+    earlier_processes = multiprocessing.active_children()
 
     def start(name: str) -> None:
         assert not pool.StartWorker(beam_fn_api_pb2.StartWorkerRequest(worker_id=name), None).error
 
-    asking = [threading.Thread(target=start, args=("1-1",)) for _ in range(2)]
-    for one in asking:  # at the same time
-        one.start()
-    for one in asking:
-        one.join()
-    alike = [one for one in multiprocessing.active_children() if one not in others]
+    threads = [threading.Thread(target=start, args=("1-1",)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    namesakes = [process for process in multiprocessing.active_children() if process not in earlier_processes]
     start("2-1")
-    alone = pool.workers["2-1"]
+    single = pool.workers["2-1"]
     try:
         for name in ("1-1", "2-1"):
             pool.StopWorker(beam_fn_api_pb2.StopWorkerRequest(worker_id=name), None)
-        assert [process.is_alive() for process in (*alike, alone)] == [True, True, False]
+        assert [process.is_alive() for process in (*namesakes, single)] == [True, True, False]
     finally:
-        for process in (*alike, alone):
+        for process in (*namesakes, single):
             end_worker(process)
 
 
@@ -120,7 +123,7 @@ def fail_on_two(task: Task) -> Done:
     return Done()
 
 
-def test_job_server_of_flink_listens_on_the_loopback_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flink_job_server_listens_on_the_loopback_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
 
     def job_server(name: str, command: Callable[[int, Path], Sequence[str]]) -> str:
@@ -151,7 +154,7 @@ def test_job_server_of_flink_listens_on_the_loopback_address(tmp_path: Path, mon
         ({"flink_job_server_jar": "/nowhere.jar"}, "/nowhere.jar"),
     ],
 )
-def test_missing_job_server_of_flink_is_named(
+def test_missing_flink_job_server_is_named(
     options: Mapping[str, Any], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
@@ -160,16 +163,16 @@ def test_missing_job_server_of_flink_is_named(
         flink_options("flink:8081", options)
 
 
-def test_without_java_flinks_job_server_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flink_job_server_needs_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "server.jar").write_text("")
-    with pytest.raises(MissingEngineError, match="needs Java, which is not on this machine; install a Java"):
+    with pytest.raises(MissingEngineError, match="Java"):
         flink_options("flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")})
 
 
 @pytest.mark.slow
-def test_a_connection_to_spark_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
-    """The next one's workers run the interpreter that its own options name, and it listens where they say."""
+def test_spark_connections_do_not_share_environment_variables(tmp_path: Path) -> None:
+    """The second connection's workers run the interpreter that its own options name."""
     ours = ("PYSPARK_PYTHON", "SPARK_LOCAL_IP")
     before = [os.environ.get(name) for name in ours]
     another = tmp_path / "python"
@@ -187,27 +190,24 @@ def test_a_connection_to_spark_leaves_nothing_to_the_next_one(tmp_path: Path) ->
         spark.close()
 
 
-def test_a_spark_master_that_does_not_answer_is_named_at_once() -> None:
-    with pytest.raises(WorkerError, match=r"^no Spark master answers at spark://127.0.0.1:9 \(.*refused.*\); "):
+def test_unreachable_spark_master_is_named() -> None:
+    with pytest.raises(WorkerError, match=r"spark://127.0.0.1:9 \(.*refused.*\)"):
         spark.connect("spark://127.0.0.1:9", {}, 60)
 
 
-def test_spark_master_without_a_port_is_refused() -> None:
+def test_spark_master_without_a_port_is_rejected() -> None:
     with pytest.raises(WorkerError):
         spark.check_master("spark://host")
 
 
-def see_nothing(question: str, answer: str, group: Any) -> Iterator[Mapping[str, Any]]:
+def see_nothing(name: str, content: str, group: Any) -> Iterator[Mapping[str, Any]]:
     yield {}
 
 
-@pytest.mark.slow
-def test_workers_that_do_not_see_the_store_end_the_job_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_ends_before_work_if_workers_do_not_see_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
     monkeypatch.setattr(cluster_retry, "answer_probe", see_nothing)
-    with pytest.raises(WorkerError, match=r"^PortableRunner: a worker does not see what this machine writes to "):
+    with pytest.raises(WorkerError, match=rf"^PortableRunner: .*{tmp_path}"):
         run_tasks(
             "job",
             TASKS,
@@ -218,8 +218,8 @@ def test_workers_that_do_not_see_the_store_end_the_job_before_it_begins(
     assert not list((tmp_path / "work").glob("probe*"))
 
 
-class Waiting:
-    """A job that no worker takes."""
+class WaitingJob:
+    """Job that no worker takes."""
 
     state = "RUNNING"
     cancelled = False
@@ -228,12 +228,10 @@ class Waiting:
         self.cancelled = True
 
 
-def test_a_cluster_without_workers_is_named_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Waiting()
+def test_cluster_without_workers_is_named_with_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = WaitingJob()
     monkeypatch.setattr(cluster_retry, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
-    with pytest.raises(
-        WorkerError, match=r"^flink at flink:8081: no worker has done a task after 0.2 s \(engine.worker_seconds\)"
-    ):
+    with pytest.raises(WorkerError, match=r"^flink at flink:8081: .* 0\.2 s \(engine\.worker_seconds\)"):
         run_tasks(
             "job",
             TASKS,

@@ -1,4 +1,4 @@
-"""Evaluation sets are read whole or not at all."""
+"""Evaluation sets are read completely or rejected."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def write(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["set.jsonl.gz", "set.parquet", "set.json", "keyed.json", "lines.json"])
-def test_the_strings_of_each_item_are_looked_for_on_their_own(name: str, tmp_path: Path) -> None:
-    called = name.split(".")[0]
+def test_each_string_of_an_item_is_a_part(name: str, tmp_path: Path) -> None:
+    set_name = name.split(".")[0]
     parts, items = read_parts([EvaluationSet(path=str(write(tmp_path, name)))])
-    assert items == {called: 2}
+    assert items == {set_name: 2}
     assert [(part.set, part.item, part.field, part.text) for part in parts] == [
-        (called, 1, "question", "Who was it?"),
-        (called, 1, "answer", "Nobody."),
-        (called, 2, "question", "Where?"),
+        (set_name, 1, "question", "Who was it?"),
+        (set_name, 1, "answer", "Nobody."),
+        (set_name, 2, "question", "Where?"),
     ]
 
 
@@ -60,7 +60,7 @@ def test_named_fields_may_hold_lists(tmp_path: Path) -> None:
     ]
 
 
-def test_tables_and_lines_of_text(tmp_path: Path) -> None:
+def test_tables_and_text_lines_are_items(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text('id,question\n1,"Who, then?"\n2,Where?\n')
     (tmp_path / "tabs.tsv").write_text("question\tid\nWhen?\t3\n")
     (tmp_path / "lines.txt").write_text("First item.\n\n  \nSecond item.\n")
@@ -78,30 +78,30 @@ def test_tables_and_lines_of_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.jsonl", b'{"a": "b"}\n{"a": \n', "line 2 is not valid JSON"),
-        ("bad.json", b"[1, 2]", "item 1 must be a JSON object, not int"),
-        ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}', mtime=0)[:-9], "cannot be read: .*cut off"),
-        ("bad.txt", b"caf\xe9", "cannot be read: .*UTF-8"),
-        ("empty.txt", b"\n", "the evaluation set is empty"),
+        ("bad.jsonl", b'{"a": "b"}\n{"a": \n', r"bad\.jsonl.*line 2"),
+        ("bad.json", b"[1, 2]", r"bad\.json.*item 1 .*int"),
+        ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}', mtime=0)[:-9], r"bad\.jsonl\.gz.*cut off"),
+        ("bad.txt", b"caf\xe9", r"bad\.txt.*UTF-8"),
+        ("empty.txt", b"\n", r"empty\.txt.*empty"),
     ],
 )
-def test_a_set_that_cannot_be_read_is_an_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_unreadable_set_is_rejected(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(EvaluationSetError, match=message):
         read_parts([EvaluationSet(path=str(tmp_path / name))])
 
 
-def test_names_that_mean_nothing_are_errors(tmp_path: Path) -> None:
+def test_unknown_fields_repeated_names_and_missing_files_are_rejected(tmp_path: Path) -> None:
     path = str(write(tmp_path, "set.json"))
-    with pytest.raises(EvaluationSetError, match=r"no item has the field 'querry'; its fields are question, answer"):
+    with pytest.raises(EvaluationSetError, match=r"'querry'.*question, answer"):
         read_parts([EvaluationSet(path=path, text_fields=("querry",))])
-    with pytest.raises(EvaluationSetError, match="two evaluation sets are called 'set'; give each its own `name`"):
+    with pytest.raises(EvaluationSetError, match=r"'set'.*`name`"):
         read_parts([EvaluationSet(path=path), EvaluationSet(path=path)])
-    with pytest.raises(SourceError, match=r"decontaminate\.against\.0\.path: .* does not exist"):
+    with pytest.raises(SourceError, match=r"decontaminate\.against\.0\.path: .*none\.json"):
         read_parts([EvaluationSet(path=str(tmp_path / "none.json"))])
 
 
-def test_a_path_alone_is_a_set_with_the_defaults() -> None:
+def test_bare_path_is_a_set_with_the_defaults() -> None:
     section = Decontaminate.model_validate({"against": ["a.jsonl", {"path": "b.csv", "name": "b"}]})
     assert section.against == (EvaluationSet(path="a.jsonl"), EvaluationSet(path="b.csv", name="b"))
     assert Decontaminate.model_validate({"against": "a.jsonl"}).against == (EvaluationSet(path="a.jsonl"),)
@@ -124,9 +124,7 @@ def test_a_path_alone_is_a_set_with_the_defaults() -> None:
         ("the question: who asks, and what is the answer?", ["the question: who asks, and what is the answer?"]),
     ],
 )
-def test_items_are_looked_for_without_the_labels_of_their_prompts(
-    text: str, looked_for: list[str], tmp_path: Path
-) -> None:
+def test_prompt_labels_are_removed_from_items(text: str, looked_for: list[str], tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text(json.dumps([{"query": text}]))
     parts, _ = read_parts([EvaluationSet(path=str(tmp_path / "set.json"))])
     assert [part.text for part in parts] == looked_for

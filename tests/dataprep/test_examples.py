@@ -1,3 +1,5 @@
+"""Conversations and preferences: every known form of record is normalised, and bad records are rejected with their place."""
+
 import gzip
 import json
 from pathlib import Path
@@ -42,7 +44,7 @@ CHAT = [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"
         ({"instruction": "do", "output": "a"}, [user("do"), assistant("a")]),
     ],
 )
-def test_every_form_of_instruction_becomes_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+def test_instruction_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
     assert example["messages"] == messages
     assert set(example) == {"id", "messages"}
@@ -56,7 +58,7 @@ def test_every_form_of_instruction_becomes_messages(tmp_path: Path, row: Any, me
         {"prompt": "q", "chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]},
     ],
 )
-def test_every_form_of_preference_becomes_prompt_and_two_answers(tmp_path: Path, row: Any) -> None:
+def test_preference_forms_become_a_prompt_and_two_answers(tmp_path: Path, row: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
     assert example == {
         "id": example["id"],
@@ -82,64 +84,66 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     ]
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", rows), "sft")
-    text = str(raised.value)
-    assert ": 10 of 11 records are no sft examples" in text
-    for line, reason in {
-        2: "not valid JSON",
-        3: "no known form: its keys are text",
-        4: "messages must be a list of messages",
-        5: "has no message of the assistant",
-        6: "role 'robot' is none of system, user, assistant, tool",
-        7: "messages, message 2: content must be a string",
-        8: "completion is empty",
-        9: "a system message only at its beginning",
-        10: "a JSON object was expected",
-        11: "lone surrogate",
+    title, *lines = str(raised.value).splitlines()
+    assert "10 of 11" in title
+    for number, reason in {
+        2: "JSON",
+        3: "text",
+        4: "messages",
+        5: "assistant",
+        6: "system, user, assistant, tool",
+        7: "message 2: content",
+        8: "completion",
+        9: "system",
+        10: "JSON object",
+        11: "surrogate",
     }.items():
-        assert any(f"a.jsonl:{line}: " in found and reason in found for found in text.splitlines()), (line, reason)
+        (line,) = [line for line in lines if line.startswith(f"  a.jsonl:{number}: ")]
+        assert reason in line
 
 
-def test_rows_that_are_refused_alike_are_one_line(tmp_path: Path) -> None:
+def test_similar_rejections_are_one_line(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": f"robot {number}", "content": "x"}]} for number in range(300)]
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
-    title, first, *others = raised.value.args[0].splitlines()
-    assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 of 302 records are no sft examples")
+    title, first, *other_lines = raised.value.args[0].splitlines()
+    assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 of 302 ")
     assert first.startswith("  a.jsonl:2: ")
-    assert "role 'robot 0' is none of" in first
-    assert first.endswith(" (and 299 like it: a.jsonl:3, a.jsonl:4, a.jsonl:5 ...)")
-    assert [line.partition(": ")[0] for line in others] == ["  a.jsonl:1", "  a.jsonl:302"]
+    assert "'robot 0'" in first
+    assert "299" in first
+    assert "a.jsonl:3, a.jsonl:4, a.jsonl:5 ..." in first
+    assert [line.partition(": ")[0] for line in other_lines] == ["  a.jsonl:1", "  a.jsonl:302"]
 
 
-def test_no_more_than_ten_reasons_are_listed(tmp_path: Path) -> None:
+def test_at_most_ten_reasons_are_listed(tmp_path: Path) -> None:
     rows = [{letter: "x"} for letter in "abcdefghijklm"]
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", rows), "sft")
     assert len(raised.value.args[0].splitlines()) == 1 + 10 + 1
-    assert raised.value.args[0].endswith("and 3 other reasons")
+    assert " 3 " in raised.value.args[0].splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": "q", "chosen": "a"}, "lacks rejected"),
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
-        ({"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"}, "chosen holds nothing but the prompt"),
-        ({"prompt": "q", "chosen": [user("x")], "rejected": "a"}, "must end with the assistant"),
+        ({"prompt": "q", "chosen": "a"}, "rejected"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected"),
+        ({"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"}, "chosen .*prompt"),
+        ({"prompt": "q", "chosen": [user("x")], "rejected": "a"}, "assistant"),
     ],
 )
-def test_a_preference_that_is_none_says_why(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_preference_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
     with pytest.raises(ExamplesError, match=f"a.jsonl:1: .*{reason}"):
         read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
-def test_a_cut_off_file_is_an_error_with_its_line(tmp_path: Path) -> None:
+def test_truncated_file_is_rejected_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "q", "completion": "a"}\n')[:-8])
     with pytest.raises(ExamplesError, match=r"a\.jsonl\.gz:2: .*cut off"):
         read_examples(str(tmp_path / "a.jsonl.gz"), "sft")
 
 
-def test_order_and_ids_follow_the_content_not_the_files(tmp_path: Path) -> None:
+def test_order_and_ids_follow_from_the_content(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(50)]
     once = read_examples(write(tmp_path / "a.jsonl", rows), "sft")
     write(tmp_path / "b1.jsonl", rows[30:])
@@ -150,24 +154,23 @@ def test_order_and_ids_follow_the_content_not_the_files(tmp_path: Path) -> None:
     assert read_examples(str(tmp_path / "b*.jsonl"), "sft", limit=7) == once[:7]
 
 
-def test_nothing_and_nowhere_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ExamplesError, match="holds no examples"):
+def test_empty_and_missing_files_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ExamplesError, match=r"a\.jsonl"):
         read_examples(write(tmp_path / "a.jsonl", [""]), "sft")
-    with pytest.raises(ExamplesError, match="does not exist"):
+    with pytest.raises(ExamplesError, match=r"b\.jsonl"):
         read_examples(str(tmp_path / "b.jsonl"), "sft")
-    with pytest.raises(ExamplesError, match="does not exist"):
+    with pytest.raises(ExamplesError, match=r"b\.jsonl"):
         examples_listing(str(tmp_path / "b.jsonl"))
 
 
-def test_the_listing_of_examples_names_files_relative(tmp_path: Path) -> None:
+def test_listing_has_relative_paths(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{}])
     (entry,) = examples_listing(path)
     assert (entry["path"], entry["size"]) == ("a.jsonl", 3)
     assert {entry["path"] for entry in examples_listing("python-docs://")} == {"python", "questions"}
 
 
-@pytest.mark.slow
-def test_docstrings_answer_questions_and_wrong_answers_are_other_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_docs_examples_pair_questions_with_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = ("json/", "email/", "logging/", "argparse")
     files = [item for item in standard_library_files() if item[0].startswith(packages)]
     monkeypatch.setattr(docquestions, "standard_library_files", lambda: files)
@@ -186,19 +189,17 @@ def test_docstrings_answer_questions_and_wrong_answers_are_other_docstrings(monk
     assert read_examples("python-docs://", "dpo") == preferences
 
 
-def test_a_rejected_answer_is_never_the_chosen_one_though_only_two_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejected_docstring_differs_from_the_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["The first of only two answers.", "The second of only two answers."]
     (tmp_path / "two.py").write_text("".join(f'def f{n}():\n    """{answers[n % 2]}"""\n' for n in range(40)))
     monkeypatch.setattr(docquestions, "standard_library_files", lambda: [("two.py", tmp_path / "two.py")])
-    found = read_examples("python-docs://", "dpo")
-    assert len(found) == 40
-    for example in found:
+    examples = read_examples("python-docs://", "dpo")
+    assert len(examples) == 40
+    for example in examples:
         assert {example["chosen"][0]["content"], example["rejected"][0]["content"]} == set(answers)
 
 
-def test_parquet_and_lists_of_json_are_read_like_lines(tmp_path: Path) -> None:
+def test_parquet_and_json_lists_are_read_like_json_lines(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(5)]
     lines = read_examples(write(tmp_path / "a.jsonl", rows), "sft")
     (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
@@ -208,14 +209,14 @@ def test_parquet_and_lists_of_json_are_read_like_lines(tmp_path: Path) -> None:
         assert read_examples(str(tmp_path / name), "sft") == lines, name
     chats = [{"messages": CHAT, "tools": None}, {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'}]
     pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
-    found = read_examples(str(tmp_path / "e.parquet"), "sft")
-    assert {json.dumps(one["messages"]): one.get("tools") for one in found} == {
+    examples = read_examples(str(tmp_path / "e.parquet"), "sft")
+    assert {json.dumps(example["messages"]): example.get("tools") for example in examples} == {
         json.dumps(CHAT): None,
         json.dumps(chats[1]["messages"]): [{"name": "f"}],
     }
 
 
-def test_a_folder_gives_its_json_and_its_parquet(tmp_path: Path) -> None:
+def test_folder_yields_its_json_and_parquet_files(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     write(folder / "a.jsonl", [{"prompt": "q", "completion": "a"}])
@@ -225,22 +226,22 @@ def test_a_folder_gives_its_json_and_its_parquet(tmp_path: Path) -> None:
     assert [entry["path"] for entry in examples_listing(str(folder))] == ["a.jsonl", "b.parquet"]
 
 
-def test_a_damaged_parquet_file_is_refused_by_its_place(tmp_path: Path) -> None:
+def test_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(ExamplesError, match=r"a\.parquet:1: the Parquet file is damaged"):
+    with pytest.raises(ExamplesError, match=r"a\.parquet:1: .*damaged"):
         read_examples(str(tmp_path / "a.parquet"), "sft")
 
 
-def test_a_share_of_refused_records_may_be_allowed_and_none_is_lost(tmp_path: Path) -> None:
+def test_rejected_records_below_the_limit_are_counted(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(8)]
     path = write(tmp_path / "a.jsonl", [*rows, {"text": "x"}, {"text": "y"}])
-    found = read_set(path, "sft", limit=5, max_quarantined=0.2)
-    assert [one.place for one in found.quarantined] == ["a.jsonl:9", "a.jsonl:10"]
-    counts = found.counts()
+    example_set = read_set(path, "sft", limit=5, max_quarantined=0.2)
+    assert [record.place for record in example_set.quarantined] == ["a.jsonl:9", "a.jsonl:10"]
+    counts = example_set.counts()
     assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
-    assert counts["records"] == len(found.examples) + counts["refused"] + counts["beyond_limit"]
+    assert counts["records"] == len(example_set.examples) + counts["refused"] + counts["beyond_limit"]
     assert list(counts["refused_reasons"].values()) == [2]
-    with pytest.raises(ExamplesError, match=r"2 of 10 records are no sft examples; .* max_quarantined from 0\.19"):
+    with pytest.raises(ExamplesError, match=r"2 of 10 .*max_quarantined .*0\.19"):
         read_set(path, "sft", max_quarantined=0.19)
 
 
@@ -309,7 +310,7 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
         ),
     ],
 )
-def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
     assert example["messages"] == messages
 
@@ -317,11 +318,11 @@ def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, ro
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"conversations": [{"from": "bard", "value": "q"}]}, "message 1: from 'bard' is none of system, human"),
-        ({"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]}, "value must be JSON"),
-        ({"messages": [user("q"), {"role": "user", "content": "x", "tool_calls": [CALL]}]}, "are the assistant's"),
-        ({"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]}, "behind the user, not behind an"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "part of its content is 'image_url'"),
+        ({"conversations": [{"from": "bard", "value": "q"}]}, "message 1: .*'bard' .*system, human"),
+        ({"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]}, "value .*JSON"),
+        ({"messages": [user("q"), {"role": "user", "content": "x", "tool_calls": [CALL]}]}, "message 2: .*assistant"),
+        ({"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]}, "message 2: .*user"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1: .*'image_url'"),
         (
             {
                 "messages": [
@@ -329,28 +330,28 @@ def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, ro
                     {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]},
                 ]
             },
-            "the arguments of f must be JSON",
+            "arguments of f .*JSON",
         ),
-        ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools must be a list of objects"),
+        ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools .*list"),
     ],
 )
-def test_what_is_wrong_with_a_chat_is_said(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_chat_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
     with pytest.raises(ExamplesError, match=reason):
         read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
 
 
-def test_a_named_form_is_taken_whatever_the_keys_tell(tmp_path: Path) -> None:
+def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
     row = {"messages": [user("m"), assistant("m")], "instruction": "i", "output": "o"}
     path = write(tmp_path / "a.jsonl", [row])
     assert read_set(path, "sft").examples[0]["messages"][0] == user("m")
     assert read_set(path, "sft", "instruction").examples[0]["messages"] == [user("i"), assistant("o")]
-    with pytest.raises(ExamplesError, match="prompt must be a string"):
+    with pytest.raises(ExamplesError, match="prompt"):
         read_set(path, "sft", "completion")
 
 
-def parts(said: str, **more: Any) -> dict[str, Any]:
-    """What a content of one part looks like in LLaMA-Factory's newer form."""
-    return {"content": [{"type": "text", "value": said}], **more}
+def parts(text: str, **keys: Any) -> dict[str, Any]:
+    """Content of one part in LLaMA-Factory's newer form."""
+    return {"content": [{"type": "text", "value": text}], **keys}
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def parts(said: str, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_parts_weights_and_open_ends_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+def test_content_parts_and_weights_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
     assert example["messages"] == messages
 
@@ -393,12 +394,12 @@ def test_parts_weights_and_open_ends_become_messages(tmp_path: Path, row: Any, m
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"content": [{"type": "text", "body": "a"}]}, "of type text, but has no string under text or value; its keys"),
-        ({"content": [{"type": "image", "value": "a"}]}, "a part of its content is 'image'; only text can be trained"),
-        ({"content": "a", "weight": 0.5}, "weight must be 0 or 1, not 0.5"),
+        ({"content": [{"type": "text", "body": "a"}]}, "text or value.*body"),
+        ({"content": [{"type": "image", "value": "a"}]}, "'image'.*text"),
+        ({"content": "a", "weight": 0.5}, r"weight .*0 or 1.*0\.5"),
     ],
 )
-def test_parts_and_weights_that_cannot_be_read_are_said(tmp_path: Path, message: Any, reason: str) -> None:
+def test_invalid_content_part_or_weight_is_rejected(tmp_path: Path, message: Any, reason: str) -> None:
     with pytest.raises(ExamplesError, match=reason):
         read_examples(write(tmp_path / "a.jsonl", [{"messages": [user("q"), {"role": "assistant", **message}]}]), "sft")
 
@@ -463,7 +464,7 @@ PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assis
         ),
     ],
 )
-def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
+def test_pair_forms_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
     assert {key: example[key] for key in pair} == pair
 
@@ -478,7 +479,7 @@ def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Pa
         {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
     ],
 )
-def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> None:
+def test_labelled_answers_are_kept_as_such(tmp_path: Path, row: Any) -> None:
     (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
     assert {key: example[key] for key in ("prompt", "completion", "label")} == {
         "prompt": [user("q")],
@@ -491,22 +492,21 @@ def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\) is empty"),
-        ({"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"}, "turns 4 and 5 are both the assistant's"),
-        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen is not a transcript"),
-        ({"chosen": f"{TALK}a", "rejected": f"{TALK}a"}, "chosen and rejected are the same"),
-        ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "all 2 responses have the same score"),
-        ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses, but 1 scores"),
-        ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 has no score"),
-        ({"prompt": "q", "completion": "a", "label": 1}, "label must be true or false, not 1"),
-        ({"prompt": "q", "label": True}, "has a label, but no answer under one of completion, response, output"),
-        ({"messages": [user("q")], "label": True}, "there is no message in front of the answer"),
-        ({"messages": [user("q"), assistant("a"), user("q")], "label": True}, "must end with the assistant"),
-        ({**PAIR, "tools": "none"}, "tools must be JSON"),
-        ({"prompt": [user("q")], "completion": [user("q")], "label": False}, "completion holds nothing but the prompt"),
+        ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\)"),
+        ({"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"}, "turns 4 and 5 .*assistant"),
+        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen .*transcript"),
+        ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "2 responses .*same score"),
+        ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses.* 1 scores"),
+        ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 .*score"),
+        ({"prompt": "q", "completion": "a", "label": 1}, "label .*true or false.* 1"),
+        ({"prompt": "q", "label": True}, "label.*completion, response, output"),
+        ({"messages": [user("q")], "label": True}, "message .*answer"),
+        ({"messages": [user("q"), assistant("a"), user("q")], "label": True}, "assistant"),
+        ({**PAIR, "tools": "none"}, "tools .*JSON"),
+        ({"prompt": [user("q")], "completion": [user("q")], "label": False}, "completion .*prompt"),
     ],
 )
-def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_pair_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
     with pytest.raises(ExamplesError, match=reason):
         read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
 
@@ -521,13 +521,17 @@ def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reaso
         ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13),
     ],
 )
-def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
-    found = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
-    assert (found.records, len(found.quarantined), len(found.examples)) == (records, refused, records - refused)
+def test_real_sets_are_read_completely(file: str, kind: Any, records: int, refused: int) -> None:
+    example_set = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
+    assert (example_set.records, len(example_set.quarantined), len(example_set.examples)) == (
+        records,
+        refused,
+        records - refused,
+    )
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
-def test_a_file_that_ends_early_is_an_error_however_many_records_may_be_refused(tmp_path: Path, name: str) -> None:
+def test_truncated_file_is_rejected_despite_the_quarantine_limit(tmp_path: Path, name: str) -> None:
     rows = [{"messages": [user(f"question {n}"), assistant(f"answer {n}")]} for n in range(500)]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if name == "a.parquet":
@@ -536,7 +540,7 @@ def test_a_file_that_ends_early_is_an_error_however_many_records_may_be_refused(
     else:
         content = {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.json": json.dumps(rows).encode()}[name]
     (tmp_path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ExamplesError, match=rf"{name}:\d+: .*replace the file"):
+    with pytest.raises(ExamplesError, match=rf"{name}:\d+: "):
         read_set(str(tmp_path / name), "sft", max_quarantined=0.99)
 
 
@@ -546,8 +550,8 @@ ANSWERED = [{"role": "user", "content": "q", "name": "Ann"}, {"role": "assistant
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_and_names_are_kept(key: str) -> None:
     user, answer = ANSWERED
-    found = sft_example({"messages": [user, {**answer, key: "Hm."}]})
-    assert found["messages"] == [user, {**answer, "reasoning_content": "Hm."}]
+    example = sft_example({"messages": [user, {**answer, key: "Hm."}]})
+    assert example["messages"] == [user, {**answer, "reasoning_content": "Hm."}]
 
 
 @pytest.mark.parametrize(
@@ -558,20 +562,20 @@ def test_reasoning_and_names_are_kept(key: str) -> None:
         {"conversations": [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}], "image": "a.png"},
     ],
 )
-def test_images_are_refused_rather_than_left_out(row: dict[str, Any]) -> None:
+def test_images_are_rejected(row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="only text can be trained on"):
         sft_example(row)
 
 
-def test_the_former_keys_of_openai_for_calls_and_tools_are_read() -> None:
+def test_legacy_openai_function_keys_are_read() -> None:
     call = {"name": "add", "arguments": '{"a": 3}'}
     user = {"role": "user", "content": "q"}
     row = {
         "messages": [user, {"role": "assistant", "content": None, "function_call": call}],
         "functions": [{"name": "add", "parameters": {}}],
     }
-    found = sft_example(row)
-    assert found["messages"][1]["tool_calls"] == [
+    example = sft_example(row)
+    assert example["messages"][1]["tool_calls"] == [
         {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
     ]
-    assert found["tools"] == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    assert example["tools"] == [{"type": "function", "function": {"name": "add", "parameters": {}}}]

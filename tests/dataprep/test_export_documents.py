@@ -1,4 +1,4 @@
-"""Documents as files: every chosen one once, in the order of the corpus, the same bytes however the work is done."""
+"""Exported documents: each selected one once, in the order of the corpus, with the same bytes for any workers."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ SEED = 7
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Six shards of up to 30 documents, some without any that is kept; `filter` drops texts without an e."""
-    random_ = random.Random(SEED)
+    """Six shards of up to 30 documents; `filter` drops texts without an e, in shard 2 all of them."""
+    rng = random.Random(SEED)
     for shard in range(6):
-        texts = ["".join(random_.choices("aé e|\n", k=random_.randint(0, 60))) for _ in range(random_.randint(1, 30))]
+        texts = ["".join(rng.choices("aé e|\n", k=rng.randint(0, 60))) for _ in range(rng.randint(1, 30))]
         write_documents(tmp_path / "ingest", shard, ["aa", "bb"] if shard == 2 else texts)
     inputs = {"ingest": tmp_path / "ingest"}
     judge(
@@ -84,27 +84,27 @@ def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
         Documents(format="jsonl", where="score > 1e9"),
     ],
 )
-def test_what_is_written_is_what_was_chosen_in_the_order_of_the_corpus(
+def test_selected_documents_are_written_in_the_order_of_the_corpus(
     corpus: Corpus, section: Documents, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    listed = export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    listing = export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
     columns = section.columns or corpus.columns
     batches = corpus.batches(columns, not section.dropped, section.where)
     expected = [row for batch in batches for row in batch.to_pylist()]
     if section.format == "jsonl":
         expected = [{**row, "score": None if row["score"] == float("inf") else row["score"]} for row in expected]
-    assert rows_in(tmp_path / "out", listed) == expected
-    assert listed["documents"] == len(expected)
+    assert rows_in(tmp_path / "out", listing) == expected
+    assert listing["documents"] == len(expected)
     if "text" in columns:
-        assert listed["text_bytes"] == sum(len(row["text"].encode()) for row in expected)
-    for name, entry in listed["files"].items():
+        assert listing["text_bytes"] == sum(len(row["text"].encode()) for row in expected)
+    for name, entry in listing["files"].items():
         content = (tmp_path / "out" / name).read_bytes()
         assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
-    assert json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listed["files"]
+    assert json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listing["files"]
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "hf"])
-def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_tasks(
+def test_workers_and_tasks_do_not_change_the_bytes(
     form: Any, corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = Documents(format=form, shard_bytes=400)
@@ -117,65 +117,65 @@ def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_tasks(
     assert written(tmp_path / "one") == written(tmp_path / "many") == written(tmp_path / "some")
 
 
-def test_an_interrupted_export_is_resumed_and_lists_its_files_last(
+def test_interrupted_export_is_resumed_and_writes_its_listing_last(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section, calls = Documents(shard_bytes=400), list[str]()
     export_documents(corpus, section, ABOUT, tmp_path / "whole", make_context("other"))
     monkeypatch.setattr(exporting, "TASK_BYTES", 1)
-    real = exporting._write_file
+    write_file = exporting._write_file
 
-    def failing(path: Path, *given: Any) -> dict[str, Any]:
+    def failing(path: Path, *arguments: Any) -> dict[str, Any]:
         calls.append(path.name)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
-        return real(path, *given)
+        return write_file(path, *arguments)
 
     monkeypatch.setattr(exporting, "_write_file", failing)
     with pytest.raises(OSError, match="No space left"):
         export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
     assert not (tmp_path / "out" / LIST).exists()
     export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
-    assert sorted(calls) == sorted([*set(calls), calls[2]])  # each file once, but for the one that failed
+    assert sorted(calls) == sorted([*set(calls), calls[2]])  # each file once, the failed one twice
     assert written(tmp_path / "out") == written(tmp_path / "whole")
 
 
-def test_a_lost_document_is_an_error(
+def test_lost_document_is_an_error(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = exporting._places
-    monkeypatch.setattr(exporting, "_places", lambda cut, chosen: list(real(cut, chosen))[1:])
-    with pytest.raises(ConservationError, match=r"documents-00000-of-00001.parquet has \d+ documents .* were chosen"):
+    places = exporting._places
+    monkeypatch.setattr(exporting, "_places", lambda cut, chosen: list(places(cut, chosen))[1:])
+    with pytest.raises(ConservationError, match=r"documents-00000-of-00001\.parquet .*\d+ documents"):
         export_documents(corpus, Documents(), ABOUT, tmp_path / "out", make_context("work"))
     assert not (tmp_path / "out" / LIST).exists()
-    with pytest.raises(UnknownColumnError, match="no column 'langauge'"):
+    with pytest.raises(UnknownColumnError, match="'langauge'"):
         export_documents(corpus, Documents(columns=("langauge",)), ABOUT, tmp_path / "x", make_context("y"))
 
 
 @given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(1, 40))
-def test_files_hold_consecutive_documents_up_to_their_size(lengths: list[list[int]], shard_bytes: int) -> None:
-    cuts = plan_files((np.array(one, np.int64) for one in lengths), shard_bytes)
-    flat = [(shard, place) for shard, one in enumerate(lengths) for place in range(len(one))]
-    found: list[tuple[int, int]] = []
+def test_files_hold_consecutive_documents_up_to_the_shard_size(lengths: list[list[int]], shard_bytes: int) -> None:
+    cuts = plan_files((np.array(shard, np.int64) for shard in lengths), shard_bytes)
+    flat = [(number, place) for number, shard in enumerate(lengths) for place in range(len(shard))]
+    written_places: list[tuple[int, int]] = []
     for cut in cuts:
-        held = [
+        places = [
             (shard, begin + offset)
             for shard, begin, length in exporting._places(cut, lambda n: len(lengths[n]))
             for offset in range(length)
         ]
-        sizes = [lengths[shard][place] for shard, place in held]
-        assert (cut.documents, cut.text_bytes) == (len(held), sum(sizes))
-        assert sum(sizes) <= shard_bytes or len(held) == 1 or sum(sizes[1:]) == 0
-        found += held
-    assert found == flat
+        sizes = [lengths[shard][place] for shard, place in places]
+        assert (cut.documents, cut.text_bytes) == (len(places), sum(sizes))
+        assert sum(sizes) <= shard_bytes or len(places) == 1 or sum(sizes[1:]) == 0
+        written_places += places
+    assert written_places == flat
     assert all(cut.documents for cut in cuts) or (len(cuts) == 1 and not flat)
-    assert [one for task in write_tasks(cuts) for one in task.payload["cuts"]] == [vars(cut) for cut in cuts]
+    assert [cut for task in write_tasks(cuts) for cut in task.payload["cuts"]] == [vars(cut) for cut in cuts]
 
 
-def test_the_card_and_the_metadata_say_what_was_written(
+def test_card_and_metadata_describe_the_export(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    listed = export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path, make_context("work"))
+    listing = export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path, make_context("work"))
     card = (tmp_path / "README.md").read_text()
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["license"] == ["cc-by-4.0", "cc0-1.0", "unknown"]
@@ -190,13 +190,13 @@ def test_the_card_and_the_metadata_say_what_was_written(
     assert "```yaml\nname: small\n```" in card
     metadata = json.loads((tmp_path / "croissant.json").read_bytes())
     assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
-    assert {one["@id"]: one["sha256"] for one in metadata["distribution"] if one["@type"] == "cr:FileObject"} == {
-        name: entry["sha256"] for name, entry in listed["files"].items()
+    assert {item["@id"]: item["sha256"] for item in metadata["distribution"] if item["@type"] == "cr:FileObject"} == {
+        name: entry["sha256"] for name, entry in listing["files"].items()
     }
-    assert [one["name"] for one in metadata["recordSet"][0]["field"]] == corpus.columns
+    assert [item["name"] for item in metadata["recordSet"][0]["field"]] == corpus.columns
 
 
-def test_a_folder_of_the_hub_loads_with_datasets(
+def test_hub_folder_loads_with_datasets(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")
@@ -206,8 +206,8 @@ def test_a_folder_of_the_hub_loads_with_datasets(
     assert loaded.column_names == corpus.columns
 
 
-def test_licences_sizes_and_types_have_the_names_of_their_vocabularies() -> None:
-    assert [hub_licence(one) for one in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)] == [
+def test_licences_sizes_and_types_use_standard_vocabularies() -> None:
+    assert [hub_licence(value) for value in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)] == [
         "cc-by-4.0",
         "cc0-1.0",
         "mit",
@@ -215,7 +215,7 @@ def test_licences_sizes_and_types_have_the_names_of_their_vocabularies() -> None
         "other",
         "unknown",
     ]
-    assert [size_category(one) for one in (0, 999, 1000, 5 * 10**6, 10**13)] == [
+    assert [size_category(value) for value in (0, 999, 1000, 5 * 10**6, 10**13)] == [
         "n<1K",
         "n<1K",
         "1K<n<10K",
@@ -223,7 +223,7 @@ def test_licences_sizes_and_types_have_the_names_of_their_vocabularies() -> None
         "n>1T",
     ]
     kinds = [pa.int8(), pa.uint64(), pa.float64(), pa.float16(), pa.bool_(), pa.large_string()]
-    assert [data_type(str(one)) for one in kinds] == [
+    assert [data_type(str(value)) for value in kinds] == [
         "sc:Integer",
         "sc:Integer",
         "sc:Float",

@@ -1,3 +1,5 @@
+"""Guarded extraction: a page that hangs, crashes or eats memory costs only itself."""
+
 import os
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Rec
 FAST = Limits(seconds=0.2)
 
 EXTRACTOR = '''
-"""An extractor that does what a page tells it to."""
+"""An extractor that obeys the page."""
 import os, signal, sys, time
 
 seen = []
@@ -65,12 +67,12 @@ def texts(records: list[Read]) -> list[str]:
     return [item.text if isinstance(item, Record) else getattr(item, "error", "?") for item in records]
 
 
-def test_pages_become_documents_in_their_place(extractor: str) -> None:
-    other = Record(2, "b", "not a page", "{}")
-    items: list[Read] = [page("a", 1, url="u"), other, Skipped("x"), page("c", 3), Rejected(4, "bad"), page("", 5)]
+def test_pages_become_documents_in_place(extractor: str) -> None:
+    document = Record(2, "b", "not a page", "{}")
+    items: list[Read] = [page("a", 1, url="u"), document, Skipped("x"), page("c", 3), Rejected(4, "bad"), page("", 5)]
     assert run(extractor, items) == [
         Record(1, "url#1", "A", '{"title": "T", "url": "u"}'),
-        other,
+        document,
         Skipped("x"),
         Record(3, "url#3", "C", '{"title": "T"}'),
         Rejected(4, "bad"),
@@ -85,44 +87,39 @@ def test_pages_become_documents_in_their_place(extractor: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
-        ("spin", "extraction timed out after 0.2 s"),
-        ("sleep", "extraction timed out after 0.2 s"),
-        ("crash", "the extractor crashed (signal 11)"),
-        ("exit", "the extractor ended (status 3)"),
-        ("raise", "the extractor failed: ValueError: two lines"),
-        ("surrogate", "text has a lone surrogate \\ud800, which UTF-8 cannot hold"),
-        (b"\xff", "not valid UTF-8: byte 0xff at position 0"),
-        ("eat memory", "extraction needed more than 512 MiB of memory"),
+        ("spin", "timed out after 0.2 s"),
+        ("sleep", "timed out after 0.2 s"),
+        ("crash", "signal 11"),
+        ("exit", "status 3"),
+        ("raise", "ValueError: two lines"),
+        ("surrogate", "surrogate \\ud800"),
+        (b"\xff", "UTF-8: byte 0xff at position 0"),
+        ("eat memory", "512 MiB"),
     ],
 )
-def test_a_page_that_goes_wrong_is_lost_alone(extractor: str, bad: str | bytes, error: str) -> None:
+def test_failing_page_is_rejected_alone(extractor: str, bad: str | bytes, error: str) -> None:
     limits = Limits(seconds=0.2, memory_bytes=512 << 20)
     items: list[Read] = [page("a", 1), page("b", 2), page(bad, 3), page("d", 4), page("e", 5)]
-    records = run(extractor, items, limits)
-    assert texts(records) == ["A", "B", error, "D", "E"]
-    assert isinstance(records[2], Rejected)
-    assert records[2].number == 3
+    *before, rejected, fourth, fifth = run(extractor, items, limits)
+    assert texts([*before, fourth, fifth]) == ["A", "B", "D", "E"]
+    assert isinstance(rejected, Rejected)
+    assert rejected.number == 3
+    assert error in rejected.error
 
 
-@pytest.mark.slow
-def test_bad_pages_in_a_row_and_at_both_ends_are_told_apart(extractor: str) -> None:
+def test_consecutive_failing_pages_keep_their_own_errors(extractor: str) -> None:
     items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
-    assert texts(run(extractor, items, FAST)) == [
-        "the extractor crashed (signal 11)",
-        "extraction timed out after 0.2 s",
-        "the extractor ended (status 3)",
-        "A",
-        "the extractor failed: ValueError: two lines",
-        "the extractor crashed (signal 11)",
-    ]
+    facts = ["signal 11", "0.2 s", "status 3", "A", "ValueError: two lines", "signal 11"]
+    for text, fact in zip(texts(run(extractor, items, FAST)), facts, strict=True):
+        assert fact in text
 
 
-def test_a_page_that_fails_only_behind_others_is_tried_again_in_a_fresh_process(extractor: str) -> None:
+def test_page_that_fails_after_others_is_retried_in_a_fresh_process(extractor: str) -> None:
     items: list[Read] = [page("a"), page("b"), page("crash unless first"), page("seen")]
     assert texts(run(extractor, items)) == ["A", "B", "CRASH UNLESS FIRST", "2"]
 
 
-def test_many_and_large_pages_neither_block_nor_change_places(extractor: str) -> None:
+def test_many_and_large_pages_keep_their_order(extractor: str) -> None:
     sizes = [10, 3_000_000, 5, 200_000, 9_000_000, *range(1, 200)]
     contents = [chr(97 + number % 26) * size for number, size in enumerate(sizes)]
     records = run(extractor, [page(content, number) for number, content in enumerate(contents)])
@@ -130,26 +127,26 @@ def test_many_and_large_pages_neither_block_nor_change_places(extractor: str) ->
 
 
 def test_reading_ahead_is_bounded(extractor: str) -> None:
-    taken = []
+    read_numbers = []
 
     def items() -> Iterator[Read]:
         for number in range(5000):
-            taken.append(number)
+            read_numbers.append(number)
             yield page("x", number) if number % 100 == 0 else Skipped("s")
 
     with Guard(extractor, {}) as guard:
         results = extract_pages(items(), guard, Reading())
         next(results)
-        assert len(taken) <= 1024
+        assert len(read_numbers) <= 1024
 
 
-def test_without_pages_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_starts_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     assert run("resiliparse", [Skipped("x")]) == [Skipped("x")]
 
 
-def test_an_extractor_that_does_not_start_is_an_error(extractor: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ExtractorError, match="'obedient_extractor:missing' could not be started; the log says why"):
+def test_extractor_that_does_not_start_is_named(extractor: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExtractorError, match="'obedient_extractor:missing'"):
         run("obedient_extractor:missing", [page("a")])
     assert "has no attribute 'missing'" in capfd.readouterr().err
 
@@ -163,14 +160,14 @@ def running(pid: int) -> bool:
 
 
 def ends(pid: int) -> bool:
-    """Whether a process ends; waits for as long as it takes a loaded machine."""
+    """Return True once a process ends, False after 30 s."""
     deadline = time.monotonic() + 30
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not running(pid)
 
 
-def test_no_process_is_left_when_the_guard_is_done_or_fails(extractor: str) -> None:
+def test_guard_ends_its_process(extractor: str) -> None:
     with Guard(extractor, {}) as guard:
         guard.submit(page("spin"))
         assert guard._child is not None
@@ -179,7 +176,7 @@ def test_no_process_is_left_when_the_guard_is_done_or_fails(extractor: str) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_no_process_is_left_when_the_parent_is_killed(extractor: str) -> None:
+def test_extractor_ends_with_its_parent(extractor: str) -> None:
     code = f"""
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits
 from gristmill.dataprep.reading.records import Page
@@ -196,12 +193,12 @@ guard.collect()
     assert ends(pid)
 
 
-def test_real_extractors_run_guarded() -> None:
+def test_built_in_extractors_run_guarded() -> None:
     html = b"<html><head><title>T</title></head><body><p>" + b"Some sentence of the text. " * 20 + b"</p></body></html>"
     options = {"favor": "balanced", "tables": True, "comments": False, "links": False}
     for extractor in ("resiliparse", "trafilatura"):
         with Guard(extractor, options) as guard:
-            (found,) = extract_pages([Page(1, "l", html)], guard, Reading())
-        assert isinstance(found, Record)
-        assert found.text == ("Some sentence of the text. " * 20).strip()
-        assert '"title": "T"' in found.metadata
+            (record,) = extract_pages([Page(1, "l", html)], guard, Reading())
+        assert isinstance(record, Record)
+        assert record.text == ("Some sentence of the text. " * 20).strip()
+        assert '"title": "T"' in record.metadata

@@ -1,5 +1,4 @@
 import gzip
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,14 +16,9 @@ from gristmill.dataprep.reading import ingest, sources
 from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.mixtures.sources import Ingest
+from tests.dataprep.warc_records import http, record
 
 MakeContext = Callable[..., Context]
-_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_warc = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_warc)
-http, record = _warc.http, _warc.record
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib.util
 import io
 import json
 import lzma
@@ -22,12 +21,7 @@ from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
-
-_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_warc = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_warc)
+from tests.dataprep.warc_records import http, record
 
 RECORDS = 40
 TEXTS = [f"text {number} " + "".join(f"{number * place % 997:x} " for place in range(60)) for number in range(RECORDS)]
@@ -55,14 +49,14 @@ def rejected(records: list[Read]) -> list[Rejected]:
 
 
 def warc_parts() -> list[bytes]:
-    return [_warc.record("conversion", text.encode(), number) for number, text in enumerate(TEXTS)]
+    return [record("conversion", text.encode(), number) for number, text in enumerate(TEXTS)]
 
 
 def arc_parts() -> list[bytes]:
     names = b"1 0 InternetArchive\nURL IP-address Archive-date Content-type Archive-length\n"
     parts = [f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain {len(names)}\n".encode() + names + b"\n"]
     for number, text in enumerate(TEXTS):
-        block = _warc.http(text.encode(), content_type="text/plain")
+        block = http(text.encode(), content_type="text/plain")
         about = f"http://a.example/{number} 192.0.2.1 20080430204826 text/plain {len(block)}\n"
         parts.append(about.encode() + block + b"\n")
     return parts
@@ -153,7 +147,7 @@ def test_a_member_is_found_behind_one_that_is_longer_than_what_is_kept(
 def test_a_wrong_length_costs_its_record(tmp_path: Path, form: str, error: int) -> None:
     parts = PARTS[form]()
     at = 20 + len(parts) - RECORDS
-    length = len(TEXTS[20]) if form == "warc" else len(_warc.http(TEXTS[20].encode(), content_type="text/plain"))
+    length = len(TEXTS[20]) if form == "warc" else len(http(TEXTS[20].encode(), content_type="text/plain"))
     name = b"Content-Length: %d\r\n" if form == "warc" else b"text/plain %d\n"
     assert name % length in parts[at]
     parts[at] = parts[at].replace(name % length, name % max(length + error, 0))
@@ -182,7 +176,7 @@ def test_garbage_between_records_is_one_gap(tmp_path: Path, form: str, garbage: 
 @pytest.mark.parametrize("kind", ["text/plain", "text/plain; charset=utf-8", "no type"])
 def test_blanks_in_an_arc_line_stay_where_they_are(tmp_path: Path, url: str, kind: str) -> None:
     parts = arc_parts()
-    block = _warc.http(b"blank", content_type="text/plain")
+    block = http(b"blank", content_type="text/plain")
     parts.insert(9, f"{url} 192.0.2.1 20080430204826 {kind} {len(block)}\n".encode() + block + b"\n")
     records = read(tmp_path / "a.arc", b"".join(parts))
     (record,) = [item for item in records if isinstance(item, Record) and item.text == "blank"]

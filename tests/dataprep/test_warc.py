@@ -1,5 +1,4 @@
 import gzip
-import importlib.util
 import io
 import json
 import lzma
@@ -16,14 +15,9 @@ from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.dataprep.reading.warc import read_warc, sniff_type
+from tests.dataprep.warc_records import http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
-_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_warc = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_warc)
-http, record = _warc.http, _warc.record
 
 
 def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
