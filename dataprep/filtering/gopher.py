@@ -141,21 +141,6 @@ def statistics(
     return columns
 
 
-def quality_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """Return QUALITY_STATISTICS of every text in the default dialect; see `statistics`."""
-    return statistics(texts, repetition=False)
-
-
-def repetition_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """Return REPETITION_STATISTICS of every text in the default dialect; see `statistics`."""
-    return statistics(texts, quality=False)
-
-
-def all_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
-    """Return both groups of statistics in one pass, in the default dialect; see `statistics`."""
-    return statistics(texts)
-
-
 def _batches(offsets: np.ndarray) -> Iterator[slice]:
     begin, number = 0, len(offsets) - 1
     while begin < number:

@@ -1,4 +1,4 @@
-"""A Dask cluster for tests: processes of its own on the loopback address."""
+"""A Dask cluster for tests, as processes on the loopback address."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-PATIENCE_SECONDS = 60
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
+from tests.servers import wait_for
 
 
 class Cluster:
@@ -47,7 +37,7 @@ class Cluster:
             "--scheduler-file",
             str(self._file),
         )
-        wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
+        wait_for(lambda: self._file.exists() and self._file.read_text().endswith("}"), "the start of the scheduler")
         self.address: str = json.loads(self._file.read_text())["address"]
 
     def add_worker(self) -> None:

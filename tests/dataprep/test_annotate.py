@@ -29,7 +29,7 @@ def step(batch: pa.RecordBatch, word: str):
 
 
 @pytest.fixture
-def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
+def run_step(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
     """Run a step made from source: (source, **settings) -> summary, rows."""
     numbers = iter(range(100))
 
@@ -50,9 +50,9 @@ def ran(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., t
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("source", [COUNT, BATCH])
-def test_measures_and_verdicts_are_the_same_in_all_modes(ran: Callable[..., Any], source: str, mode: str) -> None:
+def test_measures_and_verdicts_are_the_same_in_all_modes(run_step: Callable[..., Any], source: str, mode: str) -> None:
     settings = {"with": {"word": "xyzzy"}, "max": {"magic": 0}}
-    summary, rows = ran(source, context={"mode": mode, "workers": 2}, **settings)
+    summary, rows = run_step(source, context={"mode": mode, "workers": 2}, **settings)
     assert [row["magic"] for row in rows] == [2, 0, 1, 0, 0] * 2
     assert [row["reason"] for row in rows] == ["annotate/max_magic", None, "annotate/max_magic", None, None] * 2
     assert summary["counts"]["dropped"] == {"annotate/max_magic": 4}
@@ -62,7 +62,7 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(ran: Callable[..., Any]
     assert "differs" not in summary
 
 
-def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(ran: Callable[..., Any]) -> None:
+def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(run_step: Callable[..., Any]) -> None:
     typed_dict = """
 from typing import TypedDict
 class Found(TypedDict):
@@ -73,7 +73,7 @@ class Found(TypedDict):
 def step(text: str) -> Found:
     return Found(size=len(text), share=0.5, first=text[0], loud=text.isupper())
 """
-    row = ran(typed_dict)[1][0]
+    row = run_step(typed_dict)[1][0]
     assert {name: row[name] for name in ("size", "share", "first", "loud")} == {
         "size": len(TEXTS[0]),
         "share": 0.5,
@@ -84,18 +84,18 @@ def step(text: str) -> Found:
         "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: int\n\ndef step(text) -> Found:\n"
         "    return Found(len(text))\n"
     )
-    assert [row["size"] for row in ran(named_tuple)[1]] == [*map(len, TEXTS)] * 2
+    assert [row["size"] for row in run_step(named_tuple)[1]] == [*map(len, TEXTS)] * 2
     dataclass = named_tuple.replace("NamedTuple", "Any").replace(
         "class Found(Any)", "import dataclasses\n@dataclasses.dataclass\nclass Found"
     )
-    assert [row["size"] for row in ran(dataclass)[1]] == [*map(len, TEXTS)] * 2
-    assert [row["step"] for row in ran("def step(text):\n    return len(text) / 2\n")[1]] == [
+    assert [row["size"] for row in run_step(dataclass)[1]] == [*map(len, TEXTS)] * 2
+    assert [row["step"] for row in run_step("def step(text):\n    return len(text) / 2\n")[1]] == [
         len(text) / 2 for text in TEXTS
     ] * 2
 
 
-def test_false_drops_the_document(ran: Callable[..., Any]) -> None:
-    summary, rows = ran("def step(text) -> bool:\n    return 'xyzzy' not in text\n")
+def test_false_drops_the_document(run_step: Callable[..., Any]) -> None:
+    summary, rows = run_step("def step(text) -> bool:\n    return 'xyzzy' not in text\n")
     assert [row["reason"] for row in rows] == ["annotate/step", None, "annotate/step", None, None] * 2
     assert [row["step"] for row in rows] == [False, True, False, True, True] * 2
     assert summary["counts"]["dropped"] == {"annotate/step": 4}
@@ -103,18 +103,18 @@ def test_false_drops_the_document(ran: Callable[..., Any]) -> None:
         "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.Table):\n"
         "    return pc.invert(pc.match_substring(batch['text'], 'xyzzy'))\n"
     )
-    assert [row["reason"] for row in ran(batch)[1]] == [row["reason"] for row in rows]
+    assert [row["reason"] for row in run_step(batch)[1]] == [row["reason"] for row in rows]
 
 
 def test_parameters_are_columns_of_documents_and_earlier_steps(
-    ran: Callable[..., Any], tmp_path: Path, make_context: Callable[..., Context]
+    run_step: Callable[..., Any], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     source = """
 def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: int = 7, *, text) -> dict:
     assert url == locator and len(id) == 32 and source == "web" and absent == 7
     return {"place": metadata["place"], "size": len(text)}
 """
-    assert [(row["place"], row["size"]) for row in ran(source)[1]] == [
+    assert [(row["place"], row["size"]) for row in run_step(source)[1]] == [
         (place, len(text)) for place, text in enumerate(TEXTS)
     ] * 2
     documents = write_documents(tmp_path / "documents")
@@ -125,37 +125,37 @@ def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: i
     assert [row["twice"] for row in written(tmp_path / "second")] == [4, 0, 2, 0, 0] * 2
 
 
-def test_batch_has_the_columns_of_the_manifest_and_may_return_more(ran: Callable[..., Any]) -> None:
+def test_batch_has_the_columns_of_the_manifest_and_may_return_more(run_step: Callable[..., Any]) -> None:
     source = """
 import pyarrow as pa
 def step(batch: pa.RecordBatch):
     assert batch.schema.names == ["text", "url"]
     return batch.append_column("size", pa.array([len(url) for url in batch["url"].to_pylist()]))
 """
-    _, rows = ran(source, columns=["text", "url"])
+    _, rows = run_step(source, columns=["text", "url"])
     assert {row["size"] for row in rows} == {len("https://example.org/0/0/0")}
     assert "text" not in rows[0]
 
 
-def test_none_and_nan_are_null_and_pass_every_threshold(ran: Callable[..., Any]) -> None:
+def test_none_and_nan_are_null_and_pass_every_threshold(run_step: Callable[..., Any]) -> None:
     source = "def step(text) -> dict:\n    return {'a': None, 'b': float('nan'), 'c': 1}\n"
-    summary, rows = ran(source, **{"min": {"a": 1, "b": 1, "c": 1}})
+    summary, rows = run_step(source, **{"min": {"a": 1, "b": 1, "c": 1}})
     assert summary["counts"]["kept"] == 10
     assert rows[0]["a"] is rows[0]["b"] is None
 
 
-def test_column_type_is_the_same_in_all_shards(ran: Callable[..., Any], tmp_path: Path) -> None:
+def test_column_type_is_the_same_in_all_shards(run_step: Callable[..., Any], tmp_path: Path) -> None:
     source = """
 def step(locator: str) -> dict:
     first = locator.startswith("https://example.org/0")
     return {"number": 1 if first else 0.5, "label": None if first else "b", "never": None}
 """
-    rows = ran(source)[1]
+    rows = run_step(source)[1]
     assert [row["number"] for row in rows] == [1.0] * 5 + [0.5] * 5
     assert isinstance(rows[0]["number"], float)
     assert [row["label"] for row in rows] == [None] * 5 + ["b"] * 5
     with pytest.raises(OwnCodeError, match=r"steps.py, line 1: step .* 'number'"):
-        ran(
+        run_step(
             "def step(locator) -> dict:\n    return {'number': 1 if locator.startswith('https://example.org/0') "
             "else 'one'}\n"
         )
@@ -264,11 +264,11 @@ WRONG = {
 
 @pytest.mark.parametrize(("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")])
 def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
-    ran: Callable[..., Any], case: str, mode: str
+    run_step: Callable[..., Any], case: str, mode: str
 ) -> None:
     source, settings, facts = WRONG[case]
     with pytest.raises(OwnCodeError) as error:
-        ran(source, context={"mode": mode, "workers": 2}, **settings)
+        run_step(source, context={"mode": mode, "workers": 2}, **settings)
     for fact in facts:
         assert fact in str(error.value)
 
@@ -308,31 +308,31 @@ RAISES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("case", RAISES)
-def test_exception_quarantines_only_its_document(ran: Callable[..., Any], case: str, mode: str) -> None:
+def test_exception_quarantines_only_its_document(run_step: Callable[..., Any], case: str, mode: str) -> None:
     source, message = RAISES[case]
-    summary, rows = ran(source, context={"mode": mode, "workers": 2}, max_quarantined=0.5, time_limit_seconds=0.3)
+    summary, rows = run_step(source, context={"mode": mode, "workers": 2}, max_quarantined=0.5, time_limit_seconds=0.3)
     assert [row["reason"] for row in rows] == ["quarantine", None, None, None, None] * 2
     assert [row["step"] for row in rows] == [None, 1, 1, 1, 1] * 2
     assert all(row["error"].startswith(message) for row in (rows[0], rows[5])), rows[0]["error"]
     assert summary["counts"]["quarantined"] == 2
 
 
-def test_quarantine_limit_ends_the_stage_with_the_first_exception(ran: Callable[..., Any]) -> None:
+def test_quarantine_limit_ends_the_stage_with_the_first_exception(run_step: Callable[..., Any]) -> None:
     source = "from functools import cache\n@cache\ndef step(text, words): return 1\n"
     with pytest.raises(QuarantineError, match=r"10 of 10 .*100.0%.* 5.0%.*TypeError: unhashable type: 'list'"):
-        ran(source, **{"with": {"words": ["a"]}})
+        run_step(source, **{"with": {"words": ["a"]}})
 
 
-def test_nondeterministic_function_is_warned_about(ran: Callable[..., Any], tmp_path: Path) -> None:
+def test_nondeterministic_function_is_warned_about(run_step: Callable[..., Any], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     source = "import itertools\ncalls = itertools.count()\ndef step(text): return next(calls)\n"
-    summary, _ = ran(source, context={"emit": events.append, "stage": "annotate"})
+    summary, _ = run_step(source, context={"emit": events.append, "stage": "annotate"})
     assert "steps.py, line 3: step is not deterministic" in summary["differs"]
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]
     assert warning.startswith(summary["differs"])
 
 
-def test_dropping_a_column_of_the_batch_changes_nothing(ran: Callable[..., Any]) -> None:
+def test_dropping_a_column_of_the_batch_changes_nothing(run_step: Callable[..., Any]) -> None:
     source = """
 import numpy as np, pyarrow as pa
 def step(batch: pa.Table):
@@ -340,7 +340,7 @@ def step(batch: pa.Table):
     batch = batch.drop_columns(["text"])
     return {"size": sizes}
 """
-    assert [row["size"] for row in ran(source)[1]] == [*map(len, TEXTS)] * 2
+    assert [row["size"] for row in run_step(source)[1]] == [*map(len, TEXTS)] * 2
 
 
 def test_resumed_run_writes_the_same_bytes(tmp_path: Path, make_context: Callable[..., Context]) -> None:

@@ -46,7 +46,7 @@ def texts() -> list[str]:
 
 
 @pytest.fixture
-def ran(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
+def run_stages(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
     """Run a judge and then `quality`: (settings, shards, **fields of Context) -> summary, rows."""
     numbers = iter(range(100))
 
@@ -78,9 +78,9 @@ def forms(tmp_path: Path) -> Mapping[str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["embedding+linear", "fasttext"])
 def test_classifier_learns_from_scores_and_scores_all_documents(
-    ran: Run, forms: Mapping[str, dict[str, Any]], form: str
+    run_stages: Run, forms: Mapping[str, dict[str, Any]], form: str
 ) -> None:
-    summary, rows = ran({**forms[form], "min_quality": 0.5})
+    summary, rows = run_stages({**forms[form], "min_quality": 0.5})
     distilled = summary["distilled"]
     assert (distilled["sample"], distilled["good"]) == (JUDGED, JUDGED // 3)
     assert distilled["learnt"] + distilled["held_out"] == JUDGED
@@ -113,9 +113,11 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["embedding+linear", "fasttext"])
-def test_shards_and_workers_do_not_change_the_scores(ran: Run, forms: Mapping[str, dict[str, Any]], form: str) -> None:
-    first_summary, first_rows = ran({**forms[form], "sample": 150}, shards=1)
-    second_summary, second_rows = ran({**forms[form], "sample": 150}, shards=5, mode="threads", workers=2)
+def test_shards_and_workers_do_not_change_the_scores(
+    run_stages: Run, forms: Mapping[str, dict[str, Any]], form: str
+) -> None:
+    first_summary, first_rows = run_stages({**forms[form], "sample": 150}, shards=1)
+    second_summary, second_rows = run_stages({**forms[form], "sample": 150}, shards=5, mode="threads", workers=2)
     assert first_summary["distilled"]["sample"] == 150
     assert first_summary["distilled"] == second_summary["distilled"]
     assert {row["id"]: row["quality"] for row in first_rows} == {row["id"]: row["quality"] for row in second_rows}
@@ -130,7 +132,7 @@ def answer(prompt: str, before: int) -> str:
     return json.dumps({"score": min(text.count("w1 "), 5)})
 
 
-def test_model_judges_only_the_sample_and_answers_are_reused(ran: Run, tmp_path: Path) -> None:
+def test_model_judges_only_the_sample_and_answers_are_reused(run_stages: Run, tmp_path: Path) -> None:
     with Endpoint(answer) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
         settings = {
@@ -139,7 +141,7 @@ def test_model_judges_only_the_sample_and_answers_are_reused(ran: Run, tmp_path:
             "distil": "fasttext",
             "min_quality": 0.5,
         }
-        summary, rows = ran(settings, answers=tmp_path / "answers")
+        summary, rows = run_stages(settings, answers=tmp_path / "answers")
         unusable = summary["unusable"]
         assert 1 < unusable < 30
         first, second = summary["asked"]
@@ -153,7 +155,7 @@ def test_model_judges_only_the_sample_and_answers_are_reused(ran: Run, tmp_path:
         assert np.mean([row["quality"] is not None for row in rows]) == 1.0
 
         number = endpoint.asked.total()
-        again, rows_again = ran(settings, shards=5, answers=tmp_path / "answers", mode="threads", workers=2)
+        again, rows_again = run_stages(settings, shards=5, answers=tmp_path / "answers", mode="threads", workers=2)
         assert endpoint.asked.total() == number
         assert [model_usage["asked"] for model_usage in again["asked"]] == [0, 0]
         assert again["distilled"] == summary["distilled"]
@@ -162,17 +164,17 @@ def test_model_judges_only_the_sample_and_answers_are_reused(ran: Run, tmp_path:
     assert [row[0] for row in section.rows] == ["small", "other"]
 
 
-def test_run_after_a_spent_budget_requests_only_missing_answers(ran: Run, tmp_path: Path) -> None:
+def test_run_after_a_spent_budget_requests_only_missing_answers(run_stages: Run, tmp_path: Path) -> None:
     with Endpoint(lambda asked, before: json.dumps({"score": min(asked.count("w1 "), 5)})) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
         settings = {"sample": 90, "distil": "fasttext"}
         with pytest.raises(BudgetSpentError, match="50 of 90 requests"):
-            ran(
+            run_stages(
                 {**settings, "judge": {"model": {**model, "budget": {"requests": 50}}, "at_least": 3}},
                 answers=tmp_path / "answers",
             )
         assert endpoint.answered.total() == 50
-        summary, _ = ran({**settings, "judge": {"model": model, "at_least": 3}}, answers=tmp_path / "answers")
+        summary, _ = run_stages({**settings, "judge": {"model": model, "at_least": 3}}, answers=tmp_path / "answers")
     (usage,) = summary["asked"]
     assert (usage["asked"], usage["kept"], endpoint.answered.total()) == (40, 50, 90)
 
@@ -214,13 +216,13 @@ def test_recipe_has_the_question_but_not_the_endpoint() -> None:
     assert len(recipe()["question"]) == 64
 
 
-def test_judgements_without_both_classes_are_rejected(ran: Run) -> None:
+def test_judgements_without_both_classes_are_rejected(run_stages: Run) -> None:
     with pytest.raises(QualityError, match=r"0 .* 99"):
-        ran({"judge": {"column": "edu", "at_least": 99}, "distil": "fasttext"})
+        run_stages({"judge": {"column": "edu", "at_least": 99}, "distil": "fasttext"})
     with pytest.raises(QualityError, match=r"'edo'.*'edu'"):
-        ran({"judge": {"column": "edo", "at_least": 3}, "distil": "fasttext"})
+        run_stages({"judge": {"column": "edo", "at_least": 3}, "distil": "fasttext"})
     with pytest.raises(QualityError, match="0 documents"):
-        ran({"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"})
+        run_stages({"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"})
     for settings, message in (
         ({"judge": {"column": "edu", "at_least": 3}}, "distil"),
         ({"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"}, "`embedding`"),

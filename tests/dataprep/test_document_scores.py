@@ -43,7 +43,7 @@ def domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ran(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
+def run_step(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
     """Run the step: (settings, shards, **fields of Context) -> summary, rows."""
     numbers = iter(range(100))
 
@@ -65,10 +65,10 @@ def by_id(rows: list[Mapping[str, Any]], column: str) -> dict[bytes, Any]:
     return {row["id"]: row[column] for row in rows}
 
 
-def test_regression_is_a_column_with_thresholds(ran: Run, regression: Path) -> None:
+def test_regression_is_a_column_with_thresholds(run_step: Run, regression: Path) -> None:
     expected = plain_logits(regression, TEXTS)[:, 0]
     least = round(float(np.median(expected)), 1)
-    summary, rows = ran({"model": {"path": str(regression), "name": "edu"}, "min": {"edu": least}}, shards=1)
+    summary, rows = run_step({"model": {"path": str(regression), "name": "edu"}, "min": {"edu": least}}, shards=1)
     scores = np.array([row["edu"] for row in rows])
     assert np.abs(scores - expected).max() <= 0.0005 + BOUND
     assert [row["reason"] for row in rows] == [None if value >= least else "annotate/min_edu" for value in scores]
@@ -83,10 +83,10 @@ def test_regression_is_a_column_with_thresholds(ran: Run, regression: Path) -> N
     assert summary["reader"]["tokens"] == sum(min(len(text.split()), 30) + 2 for text in TEXTS)
 
 
-def test_classes_are_columns_beside_the_likeliest_class(ran: Run, domains: Path) -> None:
+def test_classes_are_columns_beside_the_likeliest_class(run_step: Run, domains: Path) -> None:
     logits = plain_logits(domains, TEXTS)
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    _, rows = ran({"model": {"path": str(domains), "name": "domain"}}, shards=1)
+    _, rows = run_step({"model": {"path": str(domains), "name": "domain"}}, shards=1)
     columns = ["domain_Science", "domain_Sports_Games", "domain_News"]
     probabilities = np.array([[row[name] for name in columns] for row in rows])
     assert np.abs(probabilities - expected).max() <= 0.0005 + BOUND
@@ -94,9 +94,9 @@ def test_classes_are_columns_beside_the_likeliest_class(ran: Run, domains: Path)
     assert len({row["domain"] for row in rows}) > 1
 
 
-def test_classes_can_be_selected_and_scored_as_logits(ran: Run, domains: Path) -> None:
+def test_classes_can_be_selected_and_scored_as_logits(run_step: Run, domains: Path) -> None:
     model = {"path": str(domains), "classes": ["News"], "values": "logits"}
-    _, rows = ran({"model": model, "max": {"News": 0}}, shards=1)
+    _, rows = run_step({"model": model, "max": {"News": 0}}, shards=1)
     assert set(rows[0]) == {"id", "keep", "reason", "error", "News", "class"}
     scores = np.array([row["News"] for row in rows])
     assert np.abs(scores - plain_logits(domains, TEXTS)[:, 2]).max() <= 0.0005 + BOUND
@@ -114,7 +114,7 @@ def test_multi_label_classes_have_independent_probabilities(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_batches_and_shards_do_not_change_columns_or_verdicts(ran: Run, regression: Path, pool: str) -> None:
+def test_batches_and_shards_do_not_change_columns_or_verdicts(run_step: Run, regression: Path, pool: str) -> None:
     """Batches differ by some 1e-6 in float32; columns are rounded far more coarsely."""
     least = round(float(np.median(plain_logits(regression, TEXTS))), 3)
 
@@ -124,7 +124,7 @@ def test_batches_and_shards_do_not_change_columns_or_verdicts(ran: Run, regressi
             "min": {"edu": least},
         }
 
-    runs = [ran(settings(batch), shards=shards)[1] for batch, shards in ((4_096, 1), (40, 3), (333, 7))]
+    runs = [run_step(settings(batch), shards=shards)[1] for batch, shards in ((4_096, 1), (40, 3), (333, 7))]
     for column in ("edu", "reason"):
         values = [by_id(rows, column) for rows in runs]
         assert values[0] == values[1] == values[2], (pool, column)
@@ -133,9 +133,9 @@ def test_batches_and_shards_do_not_change_columns_or_verdicts(ran: Run, regressi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["threads", "processes"])
-def test_workers_write_the_same_bytes(ran: Run, tmp_path: Path, domains: Path, mode: str) -> None:
+def test_workers_write_the_same_bytes(run_step: Run, tmp_path: Path, domains: Path, mode: str) -> None:
     settings = {"model": {"path": str(domains), "pool": "mean"}, "min": {"Science": 0.2}}
-    alone, together = ran(settings), ran(settings, mode=mode, workers=2)
+    alone, together = run_step(settings), run_step(settings, mode=mode, workers=2)
     assert alone == together
     for shard in shard_names(tmp_path / "out0"):
         assert (tmp_path / "out0" / shard).read_bytes() == (tmp_path / "out1" / shard).read_bytes()
@@ -182,11 +182,11 @@ def test_sentence_embeddings_score_by_similarity_to_examples(mini_lm: Path) -> N
     assert np.array_equal(scores, np.round(scores, 3))
 
 
-def test_fasttext_model_scores_by_its_labels(ran: Run, tmp_path: Path) -> None:
+def test_fasttext_model_scores_by_its_labels(run_step: Run, tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     lines = [(number % 2 == 0, " ".join(f"w{2 * word + number % 2}" for word in range(20))) for number in range(200)]
     model.write_bytes(train(lines, Classifier(positive=("a",), negative=("b",)), 3, tmp_path))
-    summary, rows = ran(
+    summary, rows = run_step(
         {"model": {"path": str(model), "name": "dclm", "classes": ["positive"]}, "min": {"dclm_positive": 0.5}},
         shards=1,
     )
@@ -211,7 +211,7 @@ def refusal(**model: Any) -> str:
     return str(caught.value)
 
 
-def test_unusable_scoring_model_is_rejected(ran: Run, tmp_path: Path, domains: Path, mini_lm: Path) -> None:
+def test_unusable_scoring_model_is_rejected(run_step: Run, tmp_path: Path, domains: Path, mini_lm: Path) -> None:
     assert "'Sport'" in refusal(path=str(domains), classes=["Sport"])
     assert "classifier" in refusal(path=str(mini_lm))
     assert "absent.bin" in refusal(path=str(tmp_path / "absent.bin"))
@@ -219,7 +219,7 @@ def test_unusable_scoring_model_is_rejected(ran: Run, tmp_path: Path, domains: P
     assert "`name`" in refusal(path=str(numbered))
     assert announce(ScoringModel(path=str(numbered), name="of")).columns == ["of", "of_1_star", "of_2_stars"]
     with pytest.raises(ModelFolderError, match=r"min.Sience .*'Science'"):
-        ran({"model": str(domains), "min": {"Sience": 0.5}})
+        run_step({"model": str(domains), "min": {"Sience": 0.5}})
     with pytest.raises(ValueError, match="model"):
         Annotate.model_validate({})
     with pytest.raises(ValueError, match="`measures`"):
@@ -235,7 +235,7 @@ def test_columns_are_derived_without_the_weights(tmp_path: Path) -> None:
     assert announce(ScoringModel(path=str(tmp_path), name="edu")).columns == ["edu"]
 
 
-def test_all_columns_are_written_even_if_no_document_is_judged(ran: Run, tmp_path: Path, domains: Path) -> None:
-    ran({"model": str(domains), "sources": ["elsewhere"]}, shards=1)
+def test_all_columns_are_written_even_if_no_document_is_judged(run_step: Run, tmp_path: Path, domains: Path) -> None:
+    run_step({"model": str(domains), "sources": ["elsewhere"]}, shards=1)
     names = column_names(tmp_path / "out0" / "part-00000.parquet")
     assert names == ["id", "keep", "reason", "error", "class", "Science", "Sports_Games", "News"]

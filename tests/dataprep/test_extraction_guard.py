@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import pytest
 
 from gristmill.dataprep.reading.extraction_guard import ExtractorError, Guard, Limits, extract_pages
 from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
+from tests.dataprep.process_state import is_running
+from tests.servers import wait_for
 
 FAST = Limits(seconds=0.2)
 
@@ -151,28 +152,12 @@ def test_extractor_that_does_not_start_is_named(extractor: str, capfd: pytest.Ca
     assert "has no attribute 'missing'" in capfd.readouterr().err
 
 
-def running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def ends(pid: int) -> bool:
-    """Return True once a process ends, False after 30 s."""
-    deadline = time.monotonic() + 30
-    while running(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not running(pid)
-
-
 def test_guard_ends_its_process(extractor: str) -> None:
     with Guard(extractor, {}) as guard:
         guard.submit(page("spin"))
         assert guard._child is not None
         pid = guard._child.pid
-    assert not running(pid)
+    assert not is_running(pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
@@ -188,9 +173,9 @@ guard.collect()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert running(pid)
+        assert is_running(pid)
         parent.kill()
-    assert ends(pid)
+    wait_for(lambda: not is_running(pid), "the end of the extractor")
 
 
 def test_built_in_extractors_run_guarded() -> None:

@@ -1,4 +1,4 @@
-"""The stage `filter`: which rule drops a document, what is written down, and that nothing is lost."""
+"""The stage `filter`: rules, reasons, measured columns, and balanced counts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gristmill.dataprep.thresholds import bounded_statistics, count_failures, fa
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 from tests.dataprep import gopher_reference
+from tests.dataprep.document_shards import file_contents, rewrite_texts
 
 QUALITY = list(bounded_statistics(GopherQuality))
 REPETITION = list(bounded_statistics(GopherRepetition))
@@ -29,13 +30,10 @@ REPETITION = list(bounded_statistics(GopherRepetition))
 
 def prose(seed: int, words: int = 120) -> str:
     """English-looking text that every rule passes."""
-    source = random.Random(seed)
+    rng = random.Random(seed)
     stems = ["the", "river", "of", "and", "stone", "table", "under", "morning", "to", "letter", "garden", "with"]
     return " ".join(
-        source.choice(stems)
-        + source.choice(["", "s", "ed"]) * (step % 3)
-        + ("." * (step % 9 == 0))
-        + str(step) * (step % 2)
+        rng.choice(stems) + rng.choice(["", "s", "ed"]) * (step % 3) + ("." * (step % 9 == 0)) + str(step) * (step % 2)
         for step in range(words)
     )
 
@@ -64,7 +62,7 @@ def reason_of(table: pa.Table) -> dict[str, str | None]:
         ("gopher_repetition/max_top_2gram_char_ratio", " ".join(f"{word} some measures" for word in prose(8).split())),
     ],
 )
-def test_each_rule_names_itself_as_the_reason(
+def test_reason_is_the_rule_that_fails(
     threshold: str, text: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", "a", prose(0)), ("web", "b", text)]])
@@ -73,7 +71,7 @@ def test_each_rule_names_itself_as_the_reason(
     assert read(tmp_path / "out")["keep"].to_pylist() == [True, False]
 
 
-def test_every_measured_value_is_a_column_whether_the_document_is_kept_or_not(
+def test_measures_are_columns_of_kept_and_dropped_documents(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     texts = [prose(1), "short", "", prose(2) + "\nthe same\nthe same"]
@@ -109,7 +107,7 @@ def test_only_configured_rule_sets_are_measured_and_applied(
         assert reason_of(read(out)) == {0: reason}
 
 
-def test_documents_of_other_sources_pass_unjudged(
+def test_documents_of_other_sources_are_not_judged(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", "a", "short"), ("books", "b", "short")]])
@@ -121,7 +119,7 @@ def test_documents_of_other_sources_pass_unjudged(
     assert summary["counts"]["sources"]["web"]["dropped"] == {"gopher_quality/min_words": 1}
 
 
-def test_rows_that_an_earlier_stage_dropped_are_null(
+def test_documents_dropped_earlier_have_null_columns(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", "a", prose(1)), ("web", "b", prose(2))]])
@@ -134,12 +132,13 @@ def test_rows_that_an_earlier_stage_dropped_are_null(
     assert {name for name, value in first.items() if value is not None} == {"id"}
 
 
-def test_a_document_that_raises_is_quarantined_alone(
+def test_document_that_raises_is_quarantined_alone(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", str(row), prose(row)) for row in range(40)]])
-    path = ingest / "part-00000.parquet"
-    break_utf8(path, row=7)
+    texts = [prose(row).encode() for row in range(40)]
+    texts[7] = b"caf\xe9 au lait"
+    rewrite_texts(ingest / "part-00000.parquet", texts)
     summary = filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
     assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (39, 1)
     check_conservation(summary["counts"], "filter")
@@ -150,36 +149,19 @@ def test_a_document_that_raises_is_quarantined_alone(
         filter_stage.run({"ingest": ingest}, {"max_quarantined": 0.01}, tmp_path / "out", make_context("work"))
 
 
-def break_utf8(path: Path, row: int) -> None:
-    """Replace a document's text by bytes that are not UTF-8, as another writer might leave them."""
-    table = pq.read_table(path)
-    texts = [text.encode() for text in table["text"].to_pylist()]
-    texts[row] = b"caf\xe9 au lait"
-    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
-    write_table(path, table.set_column(table.schema.get_field_index("text"), table.schema.field("text"), broken))
-
-
-def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_resumed_run_writes_the_same_bytes(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     shards = [[("web", f"{shard}/{row}", prose(12 * shard + row, 20 * row)) for row in range(12)] for shard in range(4)]
     ingest = write_ingest("ingest", shards)
-    whole = filter_stage.run({"ingest": ingest}, {}, tmp_path / "whole", make_context("a", workers=2))
+    undisturbed = filter_stage.run({"ingest": ingest}, {}, tmp_path / "whole", make_context("a", workers=2))
     filter_stage.run({"ingest": ingest}, {}, tmp_path / "again", make_context("b"))
     (tmp_path / "again" / "part-00002.parquet").unlink()
     (tmp_path / "b" / "filter" / "part-00001.parquet.json").unlink()
-    again = filter_stage.run({"ingest": ingest}, {}, tmp_path / "again", make_context("b"))
-    assert again == whole
-    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    resumed = filter_stage.run({"ingest": ingest}, {}, tmp_path / "again", make_context("b"))
+    assert resumed == undisturbed
+    assert file_contents(tmp_path / "again") == file_contents(tmp_path / "whole")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_the_summary_does_not_depend_on_how_documents_are_sharded(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_summary_does_not_depend_on_shards(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = [("web", str(row), prose(row, 15 * row)) for row in range(20)]
     summaries: list[dict[str, Any]] = []
     for name, shards in (("one", [documents]), ("many", [documents[row : row + 3] for row in range(0, 20, 3)])):
@@ -191,19 +173,17 @@ def test_the_summary_does_not_depend_on_how_documents_are_sharded(
     assert sum(summaries[0]["histograms"]["words"]["counts"]) == 20
 
 
-def test_histograms_are_kept_for_every_source_and_add_up(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_histograms_of_sources_add_up(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     shards = [[("web", "a", prose(1)), ("books", "b", prose(2))], [("web", "c", "short")]]
     ingest = write_ingest("ingest", shards)
     summary = filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
-    by_source = {source: of_source["words"] for source, of_source in summary["histograms_by_source"].items()}
-    assert {source: sum(shape["counts"]) for source, shape in by_source.items()} == {"books": 1, "web": 2}
-    added = [sum(pair) for pair in zip(*(shape["counts"] for shape in by_source.values()), strict=True)]
+    by_source = {source: histograms["words"] for source, histograms in summary["histograms_by_source"].items()}
+    assert {source: sum(histogram["counts"]) for source, histogram in by_source.items()} == {"books": 1, "web": 2}
+    added = [sum(pair) for pair in zip(*(histogram["counts"] for histogram in by_source.values()), strict=True)]
     assert summary["histograms"]["words"] == {"edges": by_source["web"]["edges"], "counts": added}
 
 
-def test_rule_sets_are_tried_in_the_order_of_the_schema_and_read_what_they_need(
+def test_rule_sets_apply_in_the_order_of_the_schema(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     code = "def total(items):\n    return sum(item.value for item in items if item is not None)\n" * 3
@@ -216,9 +196,7 @@ def test_rule_sets_are_tried_in_the_order_of_the_schema_and_read_what_they_need(
     assert read(tmp_path / "out")["data_lines"].to_pylist() == [None] * 3
 
 
-def test_a_rule_set_can_be_for_some_sources_alone(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_rule_set_can_be_limited_to_sources(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     listing = "\n".join(f"item {row}" for row in range(60))
     documents = [("web", "a", listing), ("git", "b.py", listing), ("web", "c.min.js", f"{prose(1)}.")]
     ingest = write_ingest("ingest", [documents])
@@ -236,7 +214,7 @@ def test_a_rule_set_can_be_for_some_sources_alone(
     assert sum(summary["histograms_by_source"]["git"]["filled_lines"]["counts"]) == 0
 
 
-def test_metadata_that_is_no_mapping_quarantines_its_document_alone(
+def test_metadata_that_is_not_a_mapping_quarantines_its_document(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("code", str(row), f"value = {row}\n" * 20) for row in range(3)]])
@@ -251,7 +229,7 @@ def test_metadata_that_is_no_mapping_quarantines_its_document_alone(
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.floats(0, 20)), min_size=1))
-def test_a_document_passes_exactly_if_all_its_values_lie_within_the_bounds(values: list[tuple[int, float]]) -> None:
+def test_document_passes_if_and_only_if_all_values_are_within_the_bounds(values: list[tuple[int, float]]) -> None:
     bounds = GopherQuality(min_words=50, max_words=100)
     statistics = {name.partition("_")[2]: np.full(len(values), 0.5) for name in QUALITY}
     statistics |= {"words": np.array([words for words, _ in values]), "stop_words": np.full(len(values), 9)}
@@ -266,7 +244,7 @@ def test_a_document_passes_exactly_if_all_its_values_lie_within_the_bounds(value
     assert sum(reason is not None for reason in reasons) >= max(rule["failing"] for rule in counted.values())
 
 
-def test_a_text_that_raises_has_no_values_and_the_others_keep_theirs() -> None:
+def test_text_that_raises_has_null_measures() -> None:
     def lengths(texts: pa.Array) -> dict[str, np.ndarray]:
         if "bad" in texts.to_pylist():
             raise ValueError("bad text")

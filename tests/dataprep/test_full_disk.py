@@ -1,6 +1,6 @@
-"""Files that a disk cannot hold: every writer raises, or has written the same bytes.
+"""Full disks: every writer raises, or has written the same bytes.
 
-`no_file_beyond` stands for a full disk: the kernel writes a file up to a limit, then refuses, whichever library asks.
+`no_file_beyond` simulates a full disk: the kernel writes a file up to a limit, then refuses, whichever library asks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gristmill.mixtures.steps.quality import Classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARES = (0.0, 0.15, 0.5, 0.98, 0.9999)
-"""Of a file's bytes, that the disk takes."""
+"""Shares of a file's bytes that fit on the disk."""
 SECTION = Classifier(positive=("a",), negative=("b",), dimensions=4, buckets=2000)
 LINES = [(number % 2 == 0, f"{'good' if number % 2 == 0 else 'bad'} words {number % 7}") for number in range(40)]
 
 
 @contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """Let this process and its children write at most so many bytes into a file."""
+    """Limit each file that this process and its children write to `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -48,22 +48,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
-def test_a_classifier_on_a_full_disk_is_an_error(tmp_path: Path, model: bytes, share: float) -> None:
+def test_classifier_training_fails_on_a_full_disk(tmp_path: Path, model: bytes, share: float) -> None:
     lines = sum(len(f"__label__positive {line}\n") for _, line in LINES)
-    with no_file_beyond(max(lines, int(share * len(model)))), pytest.raises(classifier.ClassifierError, match="whole"):
+    with no_file_beyond(max(lines, int(share * len(model)))), pytest.raises(classifier.ClassifierError):
         classifier.train(LINES, SECTION, 1, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("share", SHARES[1:])
-def test_a_cut_classifier_is_not_given_to_fasttext(tmp_path: Path, model: bytes, share: float) -> None:
+def test_truncated_classifier_is_rejected_before_fasttext_reads_it(tmp_path: Path, model: bytes, share: float) -> None:
     (tmp_path / "cut.bin").write_bytes(model[: int(share * len(model))])
     with pytest.raises(DamagedModelError):
         load_model(str(tmp_path / "cut.bin"), f"cut at {share}")
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_an_array_on_a_full_disk_is_an_error(tmp_path: Path, share: float) -> None:
+def test_writing_an_array_fails_on_a_full_disk(tmp_path: Path, share: float) -> None:
     centroids = np.arange(6000, dtype=np.float32).reshape(60, 100)
     with no_file_beyond(int(share * len(array_bytes(centroids)))), pytest.raises(OSError, match="too large"):
         write_centroids(tmp_path, centroids)
@@ -72,7 +72,7 @@ def test_an_array_on_a_full_disk_is_an_error(tmp_path: Path, share: float) -> No
     assert np.array_equal(np.load(tmp_path / CENTROIDS), centroids)
 
 
-def test_a_file_that_is_filled_through_memory_takes_its_space_first(tmp_path: Path) -> None:
+def test_memory_mapped_file_reserves_its_space(tmp_path: Path) -> None:
     np.lib.format.open_memmap(tmp_path / "a.npy", mode="w+", dtype=np.int64, shape=(5000,))
     assert (tmp_path / "a.npy").stat().st_blocks * 512 < 40_000
     reserve(tmp_path / "a.npy")
@@ -88,37 +88,37 @@ def expect(content: bytes) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize("store", ["disk", "memory"])
-def test_a_foreign_file_has_its_name_once_it_reads_back_whole(tmp_path: Path, store: str) -> None:
+def test_foreign_file_gets_its_name_only_if_it_reads_back(tmp_path: Path, store: str) -> None:
     folder = tmp_path / "out" if store == "disk" else UPath(f"memory://{tmp_path.name}")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with foreign_file(folder / "a.bin", expect(b"whole"), scratch) as file:
+    with foreign_file(folder / "a.bin", expect(b"complete"), scratch) as file:
         assert file.parent == folder or file.is_relative_to(scratch)
-        file.write_bytes(b"whole")
-    assert (folder / "a.bin").read_bytes() == b"whole"
-    for written in (b"who", b"whole and more"):
-        with pytest.raises(IncompleteFileError), foreign_file(folder / "a.bin", expect(b"whole"), scratch) as file:
+        file.write_bytes(b"complete")
+    assert (folder / "a.bin").read_bytes() == b"complete"
+    for written in (b"comp", b"complete and more"):
+        with pytest.raises(IncompleteFileError), foreign_file(folder / "a.bin", expect(b"complete"), scratch) as file:
             file.write_bytes(written)
-    with pytest.raises(IncompleteFileError), foreign_file(folder / "b.bin", expect(b"whole"), scratch):
+    with pytest.raises(IncompleteFileError), foreign_file(folder / "b.bin", expect(b"complete"), scratch):
         pass
     assert [path.name for path in folder.iterdir()] == ["a.bin"]
-    assert (folder / "a.bin").read_bytes() == b"whole"
+    assert (folder / "a.bin").read_bytes() == b"complete"
     assert list(scratch.iterdir()) == []
 
 
-def test_a_write_to_a_store_that_fails_puts_nothing() -> None:
+def test_failed_write_uploads_nothing() -> None:
     from fsspec.spec import AbstractBufferedFile
 
-    put: list[bytes] = []
+    uploads: list[bytes] = []
 
     class Upload(AbstractBufferedFile):
-        """A file of a store, which is complete when it is closed."""
+        """File of a store; the upload completes on closing."""
 
         def _initiate_upload(self) -> None: ...
 
         def _upload_chunk(self, final: bool = False) -> bool:
             if final:
-                put.append(self.buffer.getvalue())
+                uploads.append(self.buffer.getvalue())
             return True
 
     class Remote:
@@ -138,13 +138,13 @@ def test_a_write_to_a_store_that_fails_puts_nothing() -> None:
 
     with pytest.raises(ValueError, match="half"):
         write(b"half", ValueError("half"))
-    assert put == []
-    write(b"whole", None)
-    assert put == [b"whole"]
+    assert uploads == []
+    write(b"complete", None)
+    assert uploads == [b"complete"]
 
 
 WRITERS = {"save", "savez", "savefig", "save_file", "save_model", "tofile", "to_parquet", "to_csv", "save_pretrained"}
-"""Methods and functions of libraries that open or fill a file by themselves."""
+"""Library functions that open or fill a file themselves."""
 CHECKED = {
     "core/files.py": "into memory",
     "dataprep/quality/classifier.py": "foreign_file",
@@ -152,11 +152,10 @@ CHECKED = {
     "train/loop/resuming.py": "our own checkpoints",
     "train/loop/checkpoints.py": "checked by its checksums",
 }
-"""Files of gristmill that call one of them, and why that is safe."""
+"""Callers of WRITERS, and the reason why each is safe."""
 
 
-@pytest.mark.slow
-def test_every_library_that_writes_a_file_is_checked() -> None:
+def test_callers_of_library_writers_are_known_to_be_safe() -> None:
     callers = set()
     for folder in ("core", "dataprep", "tokenize", "train", "flows"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -167,7 +166,7 @@ def test_every_library_that_writes_a_file_is_checked() -> None:
 
 
 def _writes(call: ast.expr) -> bool:
-    """Whether a function is one of WRITERS; `self.save()` is a method of ours."""
+    """Return True if a function is one of WRITERS; `self.save()` is a method of gristmill."""
     if not isinstance(call, ast.Attribute) or call.attr not in WRITERS:
         return False
     return not (

@@ -1,4 +1,4 @@
-"""The Gopher dialects: that the kernels agree with the plain definitions, and figures that were derived by hand."""
+"""Gopher dialects: kernels agree with the plain definitions and with values derived by hand."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def measured(texts: list[str], dialect: str, **options: Any) -> list[dict[str, f
     return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
 
 
-def same(one: dict[str, float], other: dict[str, float]) -> bool:
-    pairs = [(one[name], other[name]) for name in one]
-    return list(one) == list(other) and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+def same(left: dict[str, float], right: dict[str, float]) -> bool:
+    pairs = [(left[name], right[name]) for name in left]
+    return list(left) == list(right) and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
@@ -121,7 +121,7 @@ def test_kernels_agree_exactly_with_the_plain_definitions(dialect: str, texts: l
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_texts_of_nothing_and_of_next_to_nothing_are_measured_too(dialect: str) -> None:
+def test_empty_and_tiny_texts_are_measured(dialect: str) -> None:
     for text, values in zip(EDGES, measured(EDGES, dialect), strict=True):
         assert same(values, gopher_reference.all_statistics(text, dialect)), text
 
@@ -144,27 +144,29 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_quality_statistics_of_a_text_counted_by_hand(dialect: str) -> None:
+def test_quality_statistics_counted_by_hand(dialect: str) -> None:
     values = measured([TEXT], dialect)[0]
     assert tuple(values[name] for name in gopher.QUALITY_STATISTICS) == BY_HAND[dialect]
 
 
 def distinct_words(lengths: list[int]) -> list[str]:
-    """Different words of these lengths, letter by letter unlike each other."""
+    """Different words of the given lengths, which share no prefix."""
     combinations = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
     return [code + "x" * (length - 4) for code, length in zip(islice(combinations, 7, None), lengths, strict=False)]
 
 
 def block_twice(words: int, block: int, block_chars: int, chars: int) -> str:
-    """A text of so many words and letters in which a block of words occurs twice."""
+    """Text of `words` words and `chars` letters in which one block of words occurs twice."""
     fillers, filler_chars = words - 2 * block, chars - 2 * block_chars
-    extra, more = block_chars - 4 * block, filler_chars - 4 * fillers
-    lengths = [4 + extra * (step + 1) // block - extra * step // block for step in range(block)]
-    lengths += [4 + more * (step + 1) // fillers - more * step // fillers for step in range(fillers)]
-    made = distinct_words(lengths)
-    copied, others = made[:block], made[block:]
+    extra_in_block, extra_in_fillers = block_chars - 4 * block, filler_chars - 4 * fillers
+    lengths = [4 + extra_in_block * (step + 1) // block - extra_in_block * step // block for step in range(block)]
+    lengths += [
+        4 + extra_in_fillers * (step + 1) // fillers - extra_in_fillers * step // fillers for step in range(fillers)
+    ]
+    distinct = distinct_words(lengths)
+    copied, unique = distinct[:block], distinct[block:]
     third = fillers // 3
-    return " ".join([*others[:third], *copied, *others[third : 2 * third], *copied, *others[2 * third :]])
+    return " ".join([*unique[:third], *copied, *unique[third : 2 * third], *copied, *unique[2 * third :]])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_one_repeated_block_has_five_shares(text: str, shares: dict[str, float])
     assert {dialect: measured([text], dialect)[0]["duplicate_5gram_char_ratio"] for dialect in shares} == shares
 
 
-def test_whether_a_repeated_block_is_too_much_depends_on_the_dialect() -> None:
+def test_verdict_on_a_repeated_block_depends_on_the_dialect() -> None:
     large, small = block_twice(600, 100, 546, 3330), block_twice(540, 60, 293, 2790)
     shares = {
         dialect: [round(row["duplicate_5gram_char_ratio"], 3) for row in measured([large, small], dialect)]
@@ -225,17 +227,17 @@ def test_whether_a_repeated_block_is_too_much_depends_on_the_dialect() -> None:
     }
 
 
-def test_what_is_equal_for_datatrove_is_the_joined_text_of_words() -> None:
+def test_datatrove_compares_joined_words() -> None:
     text = "to day we walk along the river then today we walk along the stony river"
     share = measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"]
-    # "to day we walk along" is noted; "today we walk along the" differs from it: no copy.
+    # "today we walk along the" differs from "to day we walk along": not a copy.
     assert share == 0.0
     text = "to day we walk along and today we walk al ong"
     assert measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"] == len("todaywewalkalong") / len(text)
     assert measured([text], "dclm")[0]["duplicate_5gram_char_ratio"] == 0.0
 
 
-def test_ngrams_of_dclm_are_of_words_without_marks() -> None:
+def test_dclm_ngrams_ignore_punctuation() -> None:
     block = "we can't walk the well-known 3.5 miles"
     text = f"({block}) and then, again, \u201c{block}\u201d!"
     measures = measured([text], "dclm")[0]
@@ -243,14 +245,14 @@ def test_ngrams_of_dclm_are_of_words_without_marks() -> None:
     assert measures["words"] == 15  # tokens: all but (we and \u201cwe begin with a letter or digit
 
 
-def test_spaced_dots_are_symbols_of_dclm_alone() -> None:
+def test_spaced_dots_are_symbols_only_in_dclm() -> None:
     text = "so it goes . . . and on . . . . . .\nends . . ."
     assert measured([text], "dclm")[0]["symbol_word_ratio"] == 4 / 18
     assert measured([text], "dclm")[0]["ellipsis_line_ratio"] == 1
     assert measured([text], "datatrove")[0]["ellipsis_line_ratio"] == 0
 
 
-def test_a_text_of_four_words_is_one_4_gram_for_dolma_and_too_short_for_curator() -> None:
+def test_ngrams_of_a_text_of_four_words() -> None:
     text = "four words of text"
     rows = {dialect: measured([text], dialect)[0] for dialect in gopher.DIALECTS}
     top = {dialect: row["top_4gram_char_ratio"] for dialect, row in rows.items()}
@@ -259,7 +261,7 @@ def test_a_text_of_four_words_is_one_4_gram_for_dolma_and_too_short_for_curator(
     assert duplicate == {"dclm": 0, "datatrove": 0, "dolma": 0, "curator": 1, "redpajama": 0}
 
 
-def test_of_equally_frequent_ngrams_dclm_takes_the_longest_and_the_others_the_first() -> None:
+def test_ties_of_top_ngrams_go_to_the_longest_in_dclm_and_the_first_elsewhere() -> None:
     text = "a b x long longer y a b z long longer"
     chars = len(text.replace(" ", ""))
     shares = {dialect: measured([text], dialect)[0]["top_2gram_char_ratio"] for dialect in gopher.DIALECTS}
@@ -272,7 +274,7 @@ def test_of_equally_frequent_ngrams_dclm_takes_the_longest_and_the_others_the_fi
     }
 
 
-def test_rules_that_a_dialect_does_not_have_are_passed() -> None:
+def test_rules_that_a_dialect_lacks_pass() -> None:
     text = "\n\n".join(["the same line of text"] * 9)
     failed = {
         dialect: {
@@ -296,12 +298,12 @@ def test_rules_that_a_dialect_does_not_have_are_passed() -> None:
     }
 
 
-def test_a_long_pattern_that_almost_repeats_takes_linear_time() -> None:
+def test_long_pattern_that_almost_repeats_takes_linear_time() -> None:
     text = " ".join(["ab" * 5000 + end for end in ("", "c") * 30])
     assert measured([text], "curator")[0]["words"] == 60
 
 
-def test_two_rule_sets_may_speak_two_dialects() -> None:
+def test_rule_sets_can_have_different_dialects() -> None:
     rows = pa.table({"text": [TEXT, TEXT * 3], "language": pa.nulls(2, pa.string())})
     rules = Rules(gopher_quality=GopherQuality(dialect="dolma"), gopher_repetition=GopherRepetition(dialect="curator"))
     columns = gopher.measure(rows, rules)
@@ -311,30 +313,30 @@ def test_two_rule_sets_may_speak_two_dialects() -> None:
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_batches_of_bytes_change_nothing(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_do_not_change_statistics(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [TEXT * times for times in (1, 0, 5, 2, 9, 0)]
-    whole = measured(texts, dialect)
+    unbatched = measured(texts, dialect)
     monkeypatch.setattr(gopher, "BATCH_BYTES", 1)
-    assert all(map(same, whole, measured(texts, dialect)))
+    assert all(map(same, unbatched, measured(texts, dialect)))
 
 
-def test_words_that_only_datatrove_has_are_refused_elsewhere() -> None:
-    with pytest.raises(ValueError, match=r"words: exact is for dialect: datatrove.*leave it out for dialect: dolma"):
+def test_exact_words_are_rejected_outside_datatrove() -> None:
+    with pytest.raises(ValueError, match=r"words: exact .*datatrove.*dolma"):
         GopherQuality(dialect="dolma", words="exact")
 
 
-def test_without_spacy_exact_words_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_words_need_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     spacy_words.load_tokenizer.cache_clear()
-    with pytest.raises(spacy_words.NoSpacyError, match="not installed; install spacy, or leave `words` out"):
+    with pytest.raises(spacy_words.NoSpacyError, match=r"spacy.*`words`"):
         measured([TEXT], "datatrove", words="exact")
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_one_rule_set_alone_is_measured_as_both_are(dialect: str) -> None:
+def test_one_rule_set_is_measured_like_both(dialect: str) -> None:
     texts, counting = pa.array([TEXT, "", TEXT * 4]), GopherRules.model_validate({"dialect": dialect})
-    both = gopher.statistics(texts, counting)
-    apart = gopher.statistics(texts, counting, repetition=False) | gopher.statistics(texts, counting, quality=False)
-    assert list(both) == list(apart)
-    for name, values in both.items():
-        np.testing.assert_array_equal(values, apart[name])
+    joint = gopher.statistics(texts, counting)
+    separate = gopher.statistics(texts, counting, repetition=False) | gopher.statistics(texts, counting, quality=False)
+    assert list(joint) == list(separate)
+    for name, values in joint.items():
+        np.testing.assert_array_equal(values, separate[name])

@@ -1,4 +1,4 @@
-"""The heuristic score, against its plain definition."""
+"""The heuristic quality score agrees with its plain definition."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def counted(texts: list[str]) -> list[dict[str, int]]:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.text(st.sampled_from("aZÉß中ⒶǅΣ09.!”。 \n\t\r\x1c\u2028\u3000𝐀😀")), max_size=4))
-def test_the_kernel_counts_as_the_plain_definition_does(texts: list[str]) -> None:
+def test_kernel_counts_equal_the_plain_definition(texts: list[str]) -> None:
     assert counted(texts) == [plain_counts(text) for text in texts]
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(), max_size=4))
-def test_every_text_has_a_score_that_depends_on_it_alone(texts: list[str]) -> None:
+def test_score_depends_on_the_text_alone(texts: list[str]) -> None:
     scores = score(pa.array(texts, pa.large_string()))
     assert ((scores >= 0) & (scores <= 1)).all()
     assert [score(pa.array([text]))[0] for text in texts] == scores.tolist()
@@ -64,7 +64,7 @@ def test_prose_scores_high_and_a_menu_low() -> None:
     assert nothing == 0.0
 
 
-def test_a_score_worked_out_by_hand() -> None:
+def test_score_derived_by_hand() -> None:
     # 60 words of 3 letters on one line that ends in a full stop: 60 * 3 + 59 + 1 = 240 characters.
     text = " ".join(["abc"] * 60) + "."
     length = (math.log(60) - math.log(20)) / (math.log(1000) - math.log(20))

@@ -1,3 +1,5 @@
+"""Hugging Face datasets on disk and in the hub's layout: splits, damage, incomplete folders."""
+
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +21,16 @@ def split(files: Mapping[str, str], name: str = "train") -> list[str]:
 
 
 def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
-    """What `datasets.Dataset.save_to_disk` leaves behind."""
+    """Write a folder like `datasets.Dataset.save_to_disk`."""
     folder.mkdir(parents=True)
     names = [f"data-{n:05d}-of-{shards:05d}.arrow" for n in range(shards)]
     for n, name in enumerate(names):
-        own = texts[n::shards]
+        shard_texts = texts[n::shards]
         batches = [
-            pa.record_batch({"text": own[at : at + 2], "meta": [{"url": text} for text in own[at : at + 2]]})
-            for at in range(0, len(own), 2)
+            pa.record_batch(
+                {"text": shard_texts[at : at + 2], "meta": [{"url": text} for text in shard_texts[at : at + 2]]}
+            )
+            for at in range(0, len(shard_texts), 2)
         ]
         with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
@@ -42,27 +46,27 @@ def texts_of(path: Path, reading: Reading | None = None, **keys: str) -> list[st
     return [record.text if isinstance(record, Record) else repr(record) for record in records]
 
 
-def test_a_saved_dataset_is_read_from_its_arrow_streams(tmp_path: Path) -> None:
+def test_saved_dataset_is_read_from_its_arrow_streams(tmp_path: Path) -> None:
     save_to_disk(tmp_path / "set", ["a", "b", "c", "d", "e"])
     assert texts_of(tmp_path / "set") == ["a", "c", "e", "b", "d"]
     assert texts_of(tmp_path / "set", Reading(text="meta.url")) == ["a", "c", "e", "b", "d"]
-    with pytest.raises(SourceError, match=r"source 's': the dataset .* has no split 'test'; .* one split train"):
+    with pytest.raises(SourceError, match=r"source 's': .*'test'.*train"):
         texts_of(tmp_path / "set", split="test")
 
 
-def test_a_saved_dictionary_of_splits_has_a_folder_for_each(tmp_path: Path) -> None:
+def test_saved_dataset_dict_has_a_folder_per_split(tmp_path: Path) -> None:
     save_to_disk(tmp_path / "set/train", ["a"], 1)
     save_to_disk(tmp_path / "set/test", ["b"], 1)
     (tmp_path / "set/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert (texts_of(tmp_path / "set"), texts_of(tmp_path / "set", split="test")) == (["a"], ["b"])
-    with pytest.raises(SourceError, match=r"has no split 'dev'; its splits are train, test"):
+    with pytest.raises(SourceError, match=r"'dev'.*train, test"):
         texts_of(tmp_path / "set", split="dev")
     (tmp_path / "set/train/data-00000-of-00001.arrow").unlink()
-    with pytest.raises(SourceError, match=r"incomplete: .*data-00000-of-00001\.arrow is missing"):
+    with pytest.raises(SourceError, match=r"data-00000-of-00001\.arrow"):
         texts_of(tmp_path / "set")
 
 
-def test_the_hubs_layout_is_told_apart_by_file_names(tmp_path: Path) -> None:
+def test_hub_splits_follow_from_file_names(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A dataset\n")
     (tmp_path / "load.py").write_text("raise SystemExit('code of a dataset was run')")
@@ -70,18 +74,18 @@ def test_the_hubs_layout_is_told_apart_by_file_names(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": [text]}), tmp_path / f"data/{name}.parquet")
     assert texts_of(tmp_path) == ["a", "b"]
     assert texts_of(tmp_path, split="validation") == ["c"]
-    with pytest.raises(SourceError, match="has no split 'test'; the names of its files say train, validation"):
+    with pytest.raises(SourceError, match=r"'test'.*train, validation"):
         texts_of(tmp_path, split="test")
 
 
-def test_the_hubs_words_for_splits_are_found_between_punctuation_only() -> None:
+def test_split_words_need_punctuation_around_them() -> None:
     files = dict.fromkeys(["a/trainer.jsonl", "dev.jsonl", "my-training_1.jsonl", "train2.csv", "x.py"], "")
     assert split(files) == ["my-training_1.jsonl", "train2.csv"]
     assert split(files, "validation") == ["dev.jsonl"]
     assert split(dict.fromkeys(["b.jsonl", "a.jsonl"], "")) == ["a.jsonl", "b.jsonl"]
 
 
-def test_the_readme_may_say_which_files_belong_to_a_split() -> None:
+def test_readme_can_assign_files_to_splits() -> None:
     card = """---
 configs:
 - config_name: small
@@ -95,32 +99,32 @@ configs:
 """
     files = {"README.md": card, "s.jsonl": "", "one/a.jsonl": "", "one/b.csv": "", "two.jsonl": ""}
     assert split(files) == ["one/a.jsonl", "two.jsonl"]
-    with pytest.raises(NoSplitError, match=r"has no split 'dev'; README\.md names train, test"):
+    with pytest.raises(NoSplitError, match=r"'dev'.*README\.md.*train, test"):
         split(files, "dev")
-    with pytest.raises(NoSplitError, match=r"no file for split 'test': nothing matches none\.jsonl"):
+    with pytest.raises(NoSplitError, match=r"'test'.*none\.jsonl"):
         split(files, "test")
     assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == ["s.jsonl"]
     by_split = "---\nconfigs:\n- data_files: {train: two.jsonl, dev: [s.jsonl]}\n---\n"
     assert split({**files, "README.md": by_split}, "dev") == ["s.jsonl"]
     for odd in ("[3]", "7", "[{data_files: [{split: train}]}]", "[{data_files: 7}]"):
-        with pytest.raises(NoSplitError, match="not of the hub's form"):
+        with pytest.raises(NoSplitError, match="hub"):
             split({**files, "README.md": f"---\nconfigs: {odd}\n---\n"})
-    with pytest.raises(NoSplitError, match=r"README\.md is no YAML"):
+    with pytest.raises(NoSplitError, match=r"README\.md.*YAML"):
         split({**files, "README.md": "---\n[\n---\n"})
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "holds no data"),
-        ({"picture.png": ""}, "holds no data"),
-        ({"state.json": "{"}, r"state\.json cannot be read"),
-        ({"state.json": "[]"}, "no JSON object"),
+        ({}, "no data"),
+        ({"picture.png": ""}, "no data"),
+        ({"state.json": "{"}, r"state\.json"),
+        ({"state.json": "[]"}, "JSON object"),
         ({"state.json": "{}"}, "incomplete"),
-        ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json cannot be read"),
+        ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json"),
     ],
 )
-def test_a_folder_that_is_no_dataset_is_an_error_that_says_why(files: dict[str, str], message: str) -> None:
+def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(files: dict[str, str], message: str) -> None:
     with pytest.raises(NoSplitError, match=message):
         split_files(list(files), lambda name: _content(files, name), "train", lambda name: False)
 
@@ -131,13 +135,13 @@ def _content(files: dict[str, str], name: str) -> bytes:
     return files[name].encode()
 
 
-def test_a_dataset_must_be_a_folder(tmp_path: Path) -> None:
+def test_dataset_path_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
-    with pytest.raises(SourceError, match="must be a folder"):
+    with pytest.raises(SourceError, match="folder"):
         find_files("s", {"path": str(tmp_path / "a.parquet"), "format": "hf"})
 
 
-def test_datasets_lie_in_any_store() -> None:
+def test_dataset_is_read_from_any_store() -> None:
     from upath import UPath
 
     root = UPath("memory://hf-test/set")
@@ -150,7 +154,7 @@ def test_datasets_lie_in_any_store() -> None:
     assert record.text == "far"
 
 
-def test_damaged_arrow_files_give_their_rows_before_the_damage(tmp_path: Path) -> None:
+def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) -> None:
     save_to_disk(tmp_path / "set", [f"text {n}" for n in range(8)], 1)
     path = tmp_path / "set/data-00000-of-00001.arrow"
     content = path.read_bytes()
@@ -161,10 +165,10 @@ def test_damaged_arrow_files_give_their_rows_before_the_damage(tmp_path: Path) -
     assert [record.text for record in records if isinstance(record, Record)] == [f"text {n}" for n in range(4)]
     assert isinstance(records[-1], Rejected)
     assert records[-1].number == 5
-    assert records[-1].error.startswith("the Arrow file is damaged")
+    assert "Arrow" in records[-1].error
 
 
-def test_arrow_files_of_the_file_format_are_read_too(tmp_path: Path) -> None:
+def test_arrow_file_format_is_read(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b"], "n": [1, 2]})
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -1,3 +1,5 @@
+"""Ingestion of files: documents, quarantine, shards, repeats, limits."""
+
 import gzip
 import json
 import random
@@ -18,13 +20,14 @@ from gristmill.dataprep.reading import document_shards as sharding
 from gristmill.dataprep.reading import duplicate_records, ingest, sources
 from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError, listing
+from tests.dataprep.document_shards import file_contents
 
 MakeContext = Callable[..., Context]
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Three formats with planted damage: 40 text files, one large JSONL with bad lines, one cut-off gzip."""
+    """Three formats with planted damage: 40 text files, one large JSONL with bad lines, one truncated gzip."""
     root = tmp_path / "corpus"
     (root / "text").mkdir(parents=True)
     for number in range(40):
@@ -47,21 +50,17 @@ def configure(corpus: Path, **section: Any) -> dict[str, Any]:
     }
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def rows(out: Path) -> list[dict[str, Any]]:
     return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
 
 
-def test_every_record_is_a_document_or_quarantined_with_file_record_and_reason(
+def test_every_record_is_kept_or_quarantined_with_its_place(
     corpus: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     out = tmp_path / "out"
     summary = ingest.run({}, configure(corpus), out, make_context("work"))
     counts = summary["counts"]
-    # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum, which is one bad record more.
+    # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum, which counts as one bad record.
     assert counts["sources"]["prose"]["read"] == 42
     assert counts["sources"]["prose"]["quarantined"] == 2
     assert counts["sources"]["web"]["read"] == 300 + 31 + 1
@@ -79,20 +78,17 @@ def test_every_record_is_a_document_or_quarantined_with_file_record_and_reason(
         ("web", "cut.jsonl.gz", 32),
     ]
     assert summary["quarantined"] == [{key: row[key] for key in ("source", "file", "record", "error")} for row in bad]
-    assert summary["warnings"] == [
-        "source 'web': none.jsonl holds no records",
-        "source 'web': cut.jsonl.gz could not be read to its end: .gz data ends in the middle: the file is cut off; "
-        "32 records of it were read, about 268 are lost",
-    ]
+    empty_file, truncated_file = summary["warnings"]
+    assert empty_file.startswith("source 'web': none.jsonl ")
+    assert truncated_file.startswith("source 'web': cut.jsonl.gz ")
+    assert re.search(r"\b32 .*\b268 ", truncated_file)
     for row in documents:
         assert row["id"] == document_id(row["source"], row["locator"], row["text"])
     assert len({row["id"] for row in documents}) == len(documents)
     assert documents[-1]["locator"] == "cut.jsonl.gz#31"
 
 
-def test_shards_are_bounded_and_a_large_file_fills_several(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_shards_are_bounded_and_hold_one_source(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
     out = tmp_path / "out"
     ingest.run({}, configure(corpus), out, make_context("work"))
     tables = {shard: read_table(out / shard, ["source", "text"]).to_pylist() for shard in shard_names(out)}
@@ -103,24 +99,24 @@ def test_shards_are_bounded_and_a_large_file_fills_several(
         assert len({row["source"] for row in table}) == 1
 
 
-def test_neither_workers_nor_the_order_of_the_listing_change_a_byte(
+def test_workers_and_listing_order_do_not_change_a_byte(
     corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once, again = tmp_path / "once", tmp_path / "again"
-    first = ingest.run({}, configure(corpus), once, make_context("work1", workers=1))
+    first_out, second_out = tmp_path / "once", tmp_path / "again"
+    first = ingest.run({}, configure(corpus), first_out, make_context("work1", workers=1))
     original = sources.find
 
     def shuffled(path: str) -> Any:
-        kind, found = original(path)
-        return kind, random.Random(5).sample(found, len(found))
+        kind, files = original(path)
+        return kind, random.Random(5).sample(files, len(files))
 
     monkeypatch.setattr(sources, "find", shuffled)
-    second = ingest.run({}, configure(corpus), again, make_context("work2", workers=2))
-    assert contents(once) == contents(again)
+    second = ingest.run({}, configure(corpus), second_out, make_context("work2", workers=2))
+    assert file_contents(first_out) == file_contents(second_out)
     assert first == second
 
 
-def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
+def test_resumed_run_writes_the_same_bytes(
     corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
@@ -137,14 +133,14 @@ def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
         patch.setattr(sharding, "write_table", failing)
         with pytest.raises(Exception, match="No space left"):
             ingest.run({}, configure(corpus), out, make_context("work2"))
-    done = {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")}
-    assert done
+    finished = {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")}
+    assert finished
     assert ingest.run({}, configure(corpus), out, make_context("work2")) == expected
-    assert contents(out) == contents(undisturbed)
-    assert {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")} == done
+    assert file_contents(out) == file_contents(undisturbed)
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")} == finished
 
 
-def test_a_limit_takes_the_first_documents_of_the_listing(
+def test_limit_takes_the_first_documents_of_the_listing(
     corpus: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     config = configure(corpus)
@@ -153,7 +149,7 @@ def test_a_limit_takes_the_first_documents_of_the_listing(
     assert [row["locator"] for row in rows(tmp_path / "out")] == [f"{number:02d}.txt" for number in range(7)]
 
 
-def test_a_limit_counts_documents_and_ends_in_the_middle_of_a_file(
+def test_limit_counts_documents_and_can_end_within_a_file(
     corpus: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     config = configure(corpus)
@@ -165,24 +161,19 @@ def test_a_limit_counts_documents_and_ends_in_the_middle_of_a_file(
     assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (13, 1)
 
 
-def test_a_source_without_documents_is_an_error_that_names_it(tmp_path: Path, make_context: MakeContext) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
-    config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}}
-    with pytest.raises(SourceError, match=r"source 'web': no documents.*a\.jsonl, record 1: no field 'text'"):
-        ingest.run({}, config, tmp_path / "out", make_context("work"))
-
-
-def test_too_much_quarantine_fails_the_stage(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
-    with pytest.raises(QuarantineError, match=r"5 of 374 records.* about 268 more are lost"):
+def test_quarantine_above_the_limit_fails_the_stage_and_names_the_tables(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    with pytest.raises(QuarantineError, match=r"5 of 374 .*268 ") as raised:
         ingest.run({}, configure(corpus, max_quarantined=0.01), tmp_path / "out", make_context("work"))
+    assert f"`error` of {tmp_path / 'out' / 'quarantine'}/*.parq" in str(raised.value)
+    assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))
 
 
 REPEATING = [{"text": "same", "key": 1}, {"text": "other", "key": 1}, {"text": "same", "key": 1}]
 
 
-def test_a_record_that_repeats_id_and_text_is_dropped_and_counted_with_its_locator(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_repeated_record_is_dropped_and_counted(tmp_path: Path, make_context: MakeContext) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
     summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
@@ -191,31 +182,31 @@ def test_a_record_that_repeats_id_and_text_is_dropped_and_counted_with_its_locat
         assert (counts["read"], counts["kept"], counts["dropped"]) == (3, 2, {"ingest/repeated": 1})
         assert (counts["bytes_read"], counts["bytes_kept"]) == (13, 9)
     check_conservation(summary["counts"], "ingest")
-    assert summary["warnings"] == [
-        "source 'web': 1 records repeat the id and the text of one before, first '1'; they "
-        "are dropped (`on_repeat: fail` refuses them)"
-    ]
+    (warning,) = summary["warnings"]
+    assert warning.startswith("source 'web': 1 records ")
+    assert "'1'" in warning
+    assert "`on_repeat: fail`" in warning
     assert read_table(tmp_path / "out/dropped/repeated-00000.parquet").to_pylist() == [
         {"source": "web", "file": "", "record": 0, "locator": "1", "reason": "ingest/repeated"}
     ]
 
 
-def test_a_record_that_repeats_may_be_an_error(tmp_path: Path, make_context: MakeContext) -> None:
+def test_repeated_record_is_an_error_with_on_repeat_fail(tmp_path: Path, make_context: MakeContext) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key", "on_repeat": "fail"}
-    with pytest.raises(DuplicateIdError, match=r"source 'web': 1 records repeat.*'1'"):
+    with pytest.raises(DuplicateIdError, match=r"source 'web': 1 records .*'1'"):
         ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
 
 
-def test_which_repeat_stays_depends_on_the_listing_alone(
+def test_kept_repeat_depends_on_the_listing_alone(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = random.Random(5)
+    rng = random.Random(5)
     folder = tmp_path / "corpus"
     folder.mkdir()
     expected = []
     for file in range(6):
-        records = [{"text": f"text {draw.randrange(60)} " * 9, "file": file} for _ in range(40)]
+        records = [{"text": f"text {rng.randrange(60)} " * 9, "file": file} for _ in range(40)]
         for record in records:
             record["key"] = str(record["text"]).split()[1]
             if record["text"] not in [text for _, text in expected]:
@@ -226,28 +217,28 @@ def test_which_repeat_stays_depends_on_the_listing_alone(
         "sources": {"web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}},
         "ingest": {"shard_bytes": 3000},
     }
-    once, again = tmp_path / "once", tmp_path / "again"
-    first = ingest.run({}, config, once, make_context("work1", workers=1))
+    first_out, second_out = tmp_path / "once", tmp_path / "again"
+    first = ingest.run({}, config, first_out, make_context("work1", workers=1))
     # Ids in many partitions, several tasks that compare them, shards in three groups.
     for name, value in (("SORTED_BYTES", 50 * duplicate_records.NOTE_BYTES), ("MOST_GROUPS", 3)):
         monkeypatch.setattr(duplicate_records, name, value)
     monkeypatch.setattr(duplicate_records, "ROW_GROUP_ROWS", 7)
     monkeypatch.setattr(duplicate_records, "PROCESS_BYTES", 0)
-    second = ingest.run({}, config, again, make_context("work2", workers=2))
+    second = ingest.run({}, config, second_out, make_context("work2", workers=2))
     assert len(list((tmp_path / "work2" / "repeats-00000").iterdir())) == 280 // 50 + 1
     assert len(list((tmp_path / "work2" / "repeats-00000-dropped").iterdir())) == 3
-    ledgers = [folder / "dropped" / "repeated-00000.parquet" for folder in (once, again)]
+    ledgers = [folder / "dropped" / "repeated-00000.parquet" for folder in (first_out, second_out)]
     assert read_table(ledgers[0]) == read_table(ledgers[1])
     ledgers[1].write_bytes(ledgers[0].read_bytes())  # which has smaller row groups
-    assert contents(once) == contents(again)
+    assert file_contents(first_out) == file_contents(second_out)
     assert first == second
-    assert [(json.loads(row["metadata"])["file"], row["text"]) for row in rows(once)] == expected
+    assert [(json.loads(row["metadata"])["file"], row["text"]) for row in rows(first_out)] == expected
     assert first["counts"]["kept"] == len(expected)
     assert first["counts"]["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
-    assert first["sources"]["web"]["shards"] == len(shard_names(once))
+    assert first["sources"]["web"]["shards"] == len(shard_names(first_out))
 
 
-def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
+def test_resumed_dropping_of_repeats_writes_the_same_bytes(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in range(3):
@@ -272,18 +263,16 @@ def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
         with pytest.raises(OSError, match="No space left"):
             ingest.run({}, config, tmp_path / "out", make_context("work2"))
     assert ingest.run({}, config, tmp_path / "out", make_context("work2")) == expected
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert file_contents(tmp_path / "out") == file_contents(tmp_path / "undisturbed")
 
 
-def test_files_that_changed_since_the_plan_are_an_error(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_file_changed_since_the_plan_is_an_error(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
     config = configure(corpus)
     for name, source in config["sources"].items():
         source["listing"] = listing(name, source)
     ingest.run({}, config, tmp_path / "out", make_context("work"))
     (corpus / "text" / "03.txt").write_text("changed")
-    with pytest.raises(ingest.ChangedInputError, match=r"source 'prose': 1 files changed.*03\.txt"):
+    with pytest.raises(ingest.ChangedInputError, match=r"source 'prose': 1 files .*03\.txt"):
         ingest.run({}, config, tmp_path / "out2", make_context("work2"))
 
 
@@ -299,7 +288,7 @@ def test_remote_sources_and_outputs_are_read_and_written(tmp_path: Path, make_co
     assert [row["text"] for row in rows(out)] == ["far away"]
 
 
-def test_the_summary_shows_at_most_twenty_quarantined_records(
+def test_summary_lists_at_most_twenty_quarantined_records(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharding, "MAX_QUARANTINE_ROWS", 8)
@@ -317,17 +306,14 @@ def test_the_summary_shows_at_most_twenty_quarantined_records(
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("", "its files hold no records"),
-        ("{}\n[]\n", "2 of 2 records could not be read; the first: a.jsonl, record 1: "),
-    ],
+    ("content", "facts"), [("", "no records"), ("{}\n[]\n", r"2 of 2 .*a\.jsonl, record 1: .*'text'")]
 )
-def test_a_source_that_gives_nothing_is_an_error_that_says_why(
-    content: str, why: str, tmp_path: Path, make_context: MakeContext
+def test_source_without_documents_is_an_error_with_the_first_reason(
+    content: str, facts: str, tmp_path: Path, make_context: MakeContext
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(SourceError, match=re.escape(f"no documents came out of {tmp_path / 'a.jsonl'}: {why}")):
+    path = re.escape(str(tmp_path / "a.jsonl"))
+    with pytest.raises(SourceError, match=f"source 'web': .*{path}.*{facts}"):
         ingest.run(
             {},
             {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 1.0}},
@@ -336,17 +322,7 @@ def test_a_source_that_gives_nothing_is_an_error_that_says_why(
         )
 
 
-def test_where_too_much_is_quarantined_the_error_says_where_to_look(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
-) -> None:
-    with pytest.raises(QuarantineError, match=re.escape(f"column `error` of {tmp_path / 'out' / 'quarantine'}/*.parq")):
-        ingest.run({}, configure(corpus, max_quarantined=0.0), tmp_path / "out", make_context("work"))
-    assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))
-
-
-def test_a_few_bad_bytes_are_replaced_and_counted_or_quarantine_their_record(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_bad_bytes_are_replaced_or_quarantined(tmp_path: Path, make_context: MakeContext) -> None:
     text = b"The mill grinds what the river brings. " * 9
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -364,19 +340,15 @@ def test_a_few_bad_bytes_are_replaced_and_counted_or_quarantine_their_record(
         "d.html",
     ]
     assert [row["file"] for row in summary["quarantined"]] == ["b.jsonl", "c.csv"]
-    assert summary["warnings"] == [
-        "source 'web': 4 records had bytes that their encoding does not hold; 5 places have U+FFFD instead "
-        "(`encoding_errors: strict` quarantines such records)"
-    ]
+    (warning,) = summary["warnings"]
+    assert re.search(r"source 'web': 4 records .*\b5 .*U\+FFFD.*`encoding_errors: strict`", warning)
     config["sources"]["web"]["encoding_errors"] = "strict"
     summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
     assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 6)
     assert summary["sources"]["web"]["replaced"] == {"records": 0, "places": 0}
 
 
-def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_its_format(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_oversized_document_is_quarantined_in_every_format(tmp_path: Path, make_context: MakeContext) -> None:
     fits, beyond = "é" * 500, "é" * 501  # two bytes each
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -402,28 +374,14 @@ def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_it
         ("e.zip", 1, "e.zip/in/a.txt"),
         ("f.html", 1, "f.html"),
     ]
-    assert summary["quarantined"][0]["error"] == (
-        "a.txt: the text has 1,002 bytes, more than ingest.max_document_bytes = 1,000; split it, or raise that"
-    )
+    assert re.match(r"a\.txt: .*1,002 bytes.*ingest\.max_document_bytes = 1,000", summary["quarantined"][0]["error"])
     assert all(row["excerpt"] for row in bad)
     size = sum(int(row["error"].partition("has ")[2].split()[0].replace(",", "")) for row in bad)
-    assert summary["warnings"] == [
-        f"source 'web': quarantined texts longer than ingest.max_document_bytes = 1,000: 6, with {size:,} bytes "
-        "in all; split them, or raise that"
-    ]
+    (warning,) = summary["warnings"]
+    assert re.match(rf"source 'web': .*ingest\.max_document_bytes = 1,000: 6, .*{size:,} bytes", warning)
 
 
-def test_a_source_of_one_document_beyond_the_limit_says_what_to_do(tmp_path: Path, make_context: MakeContext) -> None:
-    (tmp_path / "a.txt").write_text("word " * 100)
-    config = {
-        "sources": {"web": {"path": str(tmp_path / "a.txt")}},
-        "ingest": {"max_document_bytes": 100, "max_quarantined": 1.0},
-    }
-    with pytest.raises(SourceError, match=r"more than ingest\.max_document_bytes = 100; split it, or raise that"):
-        ingest.run({}, config, tmp_path / "out", make_context("work"))
-
-
-def test_little_json_is_read_by_few_threads_and_all_else_by_processes(
+def test_small_json_is_read_by_threads_and_anything_else_by_processes(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')

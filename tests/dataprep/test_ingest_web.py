@@ -1,3 +1,5 @@
+"""Ingestion of web crawls: extraction, skipped records, repeats."""
+
 import gzip
 import json
 from collections.abc import Callable
@@ -16,13 +18,10 @@ from gristmill.dataprep.reading import ingest, sources
 from gristmill.dataprep.reading.duplicate_records import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.mixtures.sources import Ingest
+from tests.dataprep.document_shards import file_contents
 from tests.dataprep.warc_records import http, record
 
 MakeContext = Callable[..., Context]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -36,7 +35,7 @@ def html(number: int) -> bytes:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Path:
-    """A WARC with 20 pages (one empty, one in no encoding, two captures of one address) among other records."""
+    """WARC file with 20 pages (one empty, one in no encoding, two captures of one address) among other records."""
     parts = [record("warcinfo", b"software: test")]
     for number in range(20):
         body = {7: b"<html></html>", 9: b"\x00\x81\xff\x90\x9d" * 9}.get(number, html(0 if number == 1 else number))
@@ -53,7 +52,7 @@ def web(tmp_path: Path) -> Path:
     return tmp_path / "crawl"
 
 
-def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipped(
+def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
     web: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     out = tmp_path / "out"
@@ -84,42 +83,40 @@ def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipp
     assert dropped["locator"].startswith("http://a.example/7#")
     bad = read_table(out / "quarantine/00000-000.parquet").to_pylist()
     assert [(row["file"], row["record"]) for row in bad] == [("a.warc.gz", 21), ("cut.warc", 2)]
-    assert "not text in any encoding that was tried" in bad[0]["error"]
+    assert "encoding" in bad[0]["error"]
 
 
-def test_workers_do_not_change_a_byte_of_what_is_extracted(
-    web: Path, tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_workers_do_not_change_the_extracted_bytes(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
     config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.5, "shard_bytes": 2000}}
     first = ingest.run({}, config, tmp_path / "once", make_context("work1", workers=1))
     second = ingest.run({}, config, tmp_path / "again", make_context("work2", workers=2))
-    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+    assert file_contents(tmp_path / "once") == file_contents(tmp_path / "again")
     assert first == second
 
 
-def test_a_source_of_which_most_responses_are_skipped_is_warned_of(tmp_path: Path, make_context: MakeContext) -> None:
+def test_mostly_skipped_source_is_warned_about(tmp_path: Path, make_context: MakeContext) -> None:
     errors = [record("response", http(b"x", "404 Not Found"), number) for number in range(5)]
     requests = [record("request", b"GET / HTTP/1.1\r\n\r\n")] * 9
     good = [record("response", http(html(number)), 10 + number) for number in range(4)]
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors]))
     config = {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
-    assert summary["warnings"] == [
-        "source 'web': 5 of 9 responses and members were skipped; most often: HTTP status 404 (5)"
-    ]
+    (warning,) = summary["warnings"]
+    assert warning.startswith("source 'web': 5 of 9 ")
+    assert "HTTP status 404 (5)" in warning
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors[:4]]))
     summary = ingest.run({}, config, tmp_path / "out2", make_context("work2"))
     assert summary["warnings"] == []
 
 
-def test_a_limit_holds_for_pages_that_are_read_ahead(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
+def test_limit_holds_for_pages_read_ahead(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
     config = {"sources": {"web": {"path": str(web), "limit": 3}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["counts"]["read"] == summary["counts"]["kept"] == 3
     assert summary["skipped"] == {"request record": 3, "warcinfo record": 1}
 
 
-def test_html_in_a_field_is_extracted_where_an_extractor_is_named(tmp_path: Path, make_context: MakeContext) -> None:
+def test_html_field_is_extracted_if_an_extractor_is_named(tmp_path: Path, make_context: MakeContext) -> None:
     lines = [{"page": {"html": html(n).decode(), "url": f"u{n}"}, "n": n} for n in range(2)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = {"path": str(tmp_path / "a.jsonl"), "text_field": "page.html", "id_field": "page.url"}
@@ -132,9 +129,9 @@ def test_html_in_a_field_is_extracted_where_an_extractor_is_named(tmp_path: Path
     assert json.loads(second["metadata"]) == {"n": 1, "title": "Page 1"}
 
 
-def test_a_crawl_without_a_page_is_an_error_that_says_what_it_holds(tmp_path: Path, make_context: MakeContext) -> None:
+def test_crawl_without_documents_is_an_error_with_its_counts(tmp_path: Path, make_context: MakeContext) -> None:
     (tmp_path / "a.warc").write_bytes(record("metadata", b"x") + record("response", http(b"<html></html>")))
-    with pytest.raises(SourceError, match=r"no documents.*; 1 pages had no text; skipped: 1 x metadata record"):
+    with pytest.raises(SourceError, match=r"1 pages .*1 x metadata record"):
         ingest.run({}, {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}, tmp_path / "out", make_context("work"))
 
 
@@ -159,7 +156,7 @@ GOOD_AND_BAD = {
     )
 )
 @settings(deadline=None, max_examples=40)
-def test_every_mixture_of_good_and_bad_records_is_accounted_for(
+def test_any_mixture_of_good_and_bad_records_is_accounted_for(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[str, list[int], int]]
 ) -> None:
     root = tmp_path_factory.mktemp("mixture")
@@ -193,7 +190,7 @@ def test_every_mixture_of_good_and_bad_records_is_accounted_for(
         )
 
 
-def test_crawls_are_read_from_any_store(make_context: MakeContext) -> None:
+def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
     from upath import UPath
 
     root = UPath("memory://crawl-test")
@@ -206,12 +203,12 @@ def test_crawls_are_read_from_any_store(make_context: MakeContext) -> None:
     assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == ["Page 0", "Page 1"]
 
 
-def test_a_crawl_that_is_listed_twice_is_read_once_or_is_an_error(tmp_path: Path, make_context: MakeContext) -> None:
+def test_crawl_listed_twice_is_read_once_or_rejected(tmp_path: Path, make_context: MakeContext) -> None:
     content = record("response", http(html(1)), 1)
     (tmp_path / "a.warc").write_bytes(content)
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(content))
     source = {"path": str(tmp_path / "a.warc*")}
     summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
     assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"ingest/repeated": 1})
-    with pytest.raises(DuplicateIdError, match=r"1 records repeat.*a\.example/#.*list every WARC file once"):
+    with pytest.raises(DuplicateIdError, match=r"1 records .*a\.example/#.*WARC"):
         ingest.run({}, {"sources": {"web": {**source, "on_repeat": "fail"}}}, tmp_path / "out2", make_context("work2"))

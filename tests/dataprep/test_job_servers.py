@@ -1,4 +1,4 @@
-"""The job server that a job is handed to answers: one that is about to end is not it."""
+"""Job servers: a job gets one that answers and is not about to end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with socket.create_server(("127.0.0.1", port)) as ending:
     open(closed, "w").close()
     ending.accept()
 """
-"""Answers; asked to end, it closes its connections and takes one more before it has ended, as the kernel may for it."""
+"""Server that closes its connections on SIGUSR1 and accepts one more before it ends, as the kernel may do."""
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ def name() -> Iterator[str]:
     servers._end("toy")
 
 
-@pytest.mark.slow
-def test_a_job_server_that_has_closed_its_connections_and_not_ended_yet_is_replaced(name: str, tmp_path: Path) -> None:
+def test_job_server_that_is_ending_is_replaced(name: str, tmp_path: Path) -> None:
     def command(port: int, folder: Path) -> Sequence[str]:
         return [sys.executable, "-c", SERVER, str(port), str(tmp_path / "closed")]
 
@@ -53,12 +52,12 @@ def test_a_job_server_that_has_closed_its_connections_and_not_ended_yet_is_repla
     job_server(name, command)
     assert process.poll() == 0
     assert servers._running[name].process.poll() is None
-    assert servers._running[name].answers(0.0) is False  # given no time
+    assert servers._running[name].answers(0.0) is False  # no time to answer
     assert servers._running[name].answers(60.0)
 
 
-def test_a_job_server_that_ends_at_once_is_said_to_have_with_its_last_words(name: str) -> None:
+def test_job_server_that_ends_at_once_is_reported_with_its_output(name: str) -> None:
     program = "raise SystemExit('Caused by: no such port\\n\\tat Server.java:41\\n\\t... 1 more')"
-    with pytest.raises(WorkerError, match=r"^the job server of toy ended; it said: Caused by: no such port$"):
+    with pytest.raises(WorkerError, match=r"toy .*Caused by: no such port$"):
         job_server(name, lambda port, folder: [sys.executable, "-c", program])
     assert name not in servers._running

@@ -1,4 +1,4 @@
-"""JSON lines read by orjson give the records of Python's json, most of them as columns."""
+"""JSON lines read as columns equal the same lines read one by one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gristmill.dataprep.reading.readers import one_by_one, read_records
 from gristmill.dataprep.reading.records import Input, Read, Reading, Record, Records, Rejected
 from gristmill.dataprep.reading.sources import find_files
 
+assert json_columns.__name__ == json_lines.KERNEL  # loaded, so that blocks of any size are read as columns
 READINGS = (
     Reading(),
     Reading(id="id"),
@@ -44,7 +45,7 @@ CERTAIN = [
     json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
     json.dumps({"text": "word " * 3000, "other": "\n" * 999}),
 ]
-"""Lines with a document."""
+"""Lines that the kernel reads without Python."""
 OTHERS = [
     "",
     " ",
@@ -125,14 +126,14 @@ OTHERS = [
 ]
 
 
-def both(path: Path, reading: Reading) -> tuple[list[Read], int]:
-    """Records read by orjson, equal to those of Python's json, and the number of documents in columns."""
+def read_both_ways(path: Path, reading: Reading) -> tuple[list[Read], int]:
+    """Records of a file read by columns, which must equal those line by line, and the number read by columns."""
     items = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lines, "_exact_row", lambda line, reading: None)
-        python_records = list(one_by_one(read_jsonl(Input("a.jsonl", path), reading)))
-    records = list(one_by_one(items))
-    assert records == python_records
+        patch.setattr(json_lines.Columns, "of", lambda item, reading: None)
+        alone = list(read_jsonl(Input("a.jsonl", path), reading))
+    records = [record for item in items for record in (item if isinstance(item, Records) else [item])]
+    assert records == alone
     return records, sum(len(item) for item in items if isinstance(item, Records))
 
 
@@ -142,49 +143,30 @@ def write(path: Path, lines: list[bytes]) -> Path:
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=str)
-def test_every_kind_of_line_gives_the_same_in_columns_and_alone(tmp_path: Path, reading: Reading) -> None:
+def test_every_kind_of_line_reads_the_same_in_columns(tmp_path: Path, reading: Reading) -> None:
     lines = [line.encode("utf-8", "surrogatepass") for pair in zip(OTHERS, CERTAIN * 9, strict=False) for line in pair]
-    both(write(tmp_path / "a.jsonl", lines), reading)
+    read_both_ways(write(tmp_path / "a.jsonl", lines), reading)
     for line in lines:
-        both(write(tmp_path / "a.jsonl", [line]), reading)
+        read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
 
 
-def test_documents_are_read_as_columns(tmp_path: Path) -> None:
-    records, in_columns = both(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
+def test_ordinary_lines_are_read_in_columns(tmp_path: Path) -> None:
+    records, in_columns = read_both_ways(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
     assert in_columns == len(records) == len(CERTAIN)
     named = [json.dumps({"text": "t", "id": key, "n": 1}).encode() for key in ("a/é", 17, -3, "é\n\\")]
     for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
-        assert both(write(tmp_path / "a.jsonl", named), reading)[1] == 4
+        assert read_both_ways(write(tmp_path / "a.jsonl", named), reading)[1] == 4
 
 
-@pytest.mark.parametrize("number", [2**63 - 1, 2**64, -(2**63) - 1, 10**30, 9.5e30])
-@pytest.mark.parametrize(
-    ("row", "reading"),
-    [
-        ({}, Reading()),
-        ({"list": []}, Reading(metadata=("list", "n"))),
-        ({"outer": {"n": 1}}, Reading(metadata=("outer.n", "n"))),
-    ],
-)
-def test_numbers_keep_all_digits(tmp_path: Path, number: float, row: dict[str, object], reading: Reading) -> None:
-    line = json.dumps({"text": "a", "n": number, **row}).encode()
-    records, _ = both(write(tmp_path / "a.jsonl", [line]), reading)
-    (record,) = records
-    assert isinstance(record, Record)
-    assert json.loads(record.metadata)["n"] == number
-    nested = json.dumps({"text": "a", "list": [number], "outer": {"n": number}}).encode()
-    both(write(tmp_path / "a.jsonl", [nested]), reading)
-
-
-def test_a_byte_order_mark_and_bytes_that_are_not_utf8_are_where_they_are_alone(tmp_path: Path) -> None:
+def test_byte_order_marks_and_invalid_bytes_read_the_same_in_columns(tmp_path: Path) -> None:
     good, bad = b'{"text": "' + b"x" * 400 + b'"}', b'{"text": "' + b"x" * 400 + b'\xff"}'
     for lines in ([b"\xef\xbb\xbf" + good, good], [b"", b"\xef\xbb\xbf" + good], [good, bad, good]):
         for reading in READINGS:
-            both(write(tmp_path / "a.jsonl", lines), reading)
+            read_both_ways(write(tmp_path / "a.jsonl", lines), reading)
     path = tmp_path / "a.jsonl"
     for content in (good, good + b"\n" + good, good + b"\n" + good[:-9], b"\xef\xbb\xbf" + good, b"\n\n", b"", b" "):
         path.write_bytes(content)
-        both(path, Reading())
+        read_both_ways(path, Reading())
 
 
 VALUES = st.recursive(
@@ -207,7 +189,7 @@ ROWS = st.builds(
 
 @st.composite
 def spoiled_lines(draw: st.DrawFn) -> bytes:
-    """A line of JSON as one of several writers has it, perhaps with some bytes that are others."""
+    """A line of JSON in the style of some writer, perhaps with a few bytes replaced."""
     separators = draw(st.sampled_from([None, (",", ":"), (" ,", "\t: ")]))
     line = bytearray(
         json.dumps(draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "surrogatepass")
@@ -220,13 +202,13 @@ def spoiled_lines(draw: st.DrawFn) -> bytes:
 @pytest.mark.slow
 @given(lines=st.lists(spoiled_lines(), max_size=8), reading=st.sampled_from(READINGS))
 @example(lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'], reading=READINGS[0])
-def test_lines_of_any_writer_give_the_same_in_columns_and_alone(
+def test_lines_of_any_writer_read_the_same_in_columns(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], reading: Reading
 ) -> None:
-    both(write(tmp_path_factory.getbasetemp() / "lines.jsonl", lines), reading)
+    read_both_ways(write(tmp_path_factory.getbasetemp() / "lines.jsonl", lines), reading)
 
 
-def test_records_that_came_together_fill_the_same_shards_as_alone(tmp_path: Path) -> None:
+def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "word " * (1 + number % 7), "n": number}).encode() for number in range(60)]
     lines[20], lines[40] = b"{", json.dumps({"text": "long " * 50}).encode()
     path = write(tmp_path / "a.jsonl", lines)
@@ -252,17 +234,19 @@ def test_records_that_came_together_fill_the_same_shards_as_alone(tmp_path: Path
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=2))
-def test_documents_of_a_column_have_the_identities_that_each_has_alone(rows: list[tuple[str, str]]) -> None:
+def test_ids_of_a_column_equal_single_ids(rows: list[tuple[str, str]]) -> None:
     locators, texts = (
         pa.array(column, type)
         for column, type in zip(zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True)
     )
-    found = hash_documents("é".encode(), locators, texts).to_pylist()
-    assert found == [document_id("é", *row) for row in rows]
-    assert hash_documents("é".encode(), locators[1:], texts[1:]).to_pylist() == found[1:]
+    ids = hash_documents("é".encode(), locators, texts).to_pylist()
+    assert ids == [document_id("é", *row) for row in rows]
+    assert hash_documents("é".encode(), locators[1:], texts[1:]).to_pylist() == ids[1:]
 
 
-def test_blocks_hold_whole_lines_and_what_is_before_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_hold_complete_lines_and_the_bytes_before_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compression, "READ_BYTES", 7)
     monkeypatch.setattr(compression, "BLOCK_BYTES", 20)
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 40)
@@ -282,7 +266,7 @@ ELEMENTS = [{"text": 'one } ] " two'}, {"text": "a\nb", "n": 2, "list": [{"x": [
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_elements_of_an_array_are_records_with_their_number(tmp_path: Path, indent: int | None) -> None:
+def test_array_elements_are_numbered_records(tmp_path: Path, reading: Reading, indent: int | None) -> None:
     write(tmp_path / "a.json", [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()])
     (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
     records = list(read_records(file, Reading()))
@@ -291,9 +275,7 @@ def test_elements_of_an_array_are_records_with_their_number(tmp_path: Path, inde
     assert json.loads(records[1].metadata) == {"n": 2}
 
 
-def test_an_array_is_read_in_pieces_and_gives_the_same_however_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_array_reads_the_same_for_any_read_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [*ELEMENTS, {"text": "long " * 500}, *ELEMENTS]
     path = write(tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()])
     monkeypatch.setattr(json_array, "BLOCK_BYTES", 1)
@@ -306,7 +288,7 @@ def test_an_array_is_read_in_pieces_and_gives_the_same_however_it_is_cut(
         assert len(blocks) > 1
 
 
-def test_bad_elements_of_an_array_are_quarantined_and_the_next_ones_are_read(tmp_path: Path) -> None:
+def test_bad_array_elements_are_rejected_alone(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json", [b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]']
     )
@@ -316,7 +298,7 @@ def test_bad_elements_of_an_array_are_quarantined_and_the_next_ones_are_read(tmp
 
 
 @pytest.mark.parametrize("cut", [1, 20, 40])
-def test_an_array_without_an_end_keeps_what_came_before_and_says_so(tmp_path: Path, cut: int) -> None:
+def test_truncated_array_keeps_the_elements_before_the_end(tmp_path: Path, cut: int) -> None:
     content = json.dumps([{"text": f"text {number}"} for number in range(9)]).encode()
     path = write(tmp_path / "a.json", [content[:-cut]])
     *records, end = one_by_one(read_jsonl(Input("a.json", path), Reading()))
@@ -330,7 +312,7 @@ def test_an_array_without_an_end_keeps_what_came_before_and_says_so(tmp_path: Pa
     assert (len(records), end.lost) == (9, None)
 
 
-def test_what_follows_an_array_is_read_as_lines(tmp_path: Path) -> None:
+def test_text_after_an_array_is_read_as_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [b'[{"text": "a"}]', b'{"text": "b"}', b"x"])
-    a, b, rest = one_by_one(read_jsonl(Input("a.json", path), Reading()))
-    assert (a.text, b.text, type(rest)) == ("a", "b", Rejected)
+    first, second, invalid = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    assert (first.text, second.text, type(invalid)) == ("a", "b", Rejected)

@@ -1,4 +1,4 @@
-"""The step `judge_pairs`: pairs are compared in both orders, and place and length are measured."""
+"""The step `judge_pairs`: pairs are compared in both orders, and position and length biases are measured."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.chat_endpoint import Drop, Endpoint
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)
 PAIRS = [
-    *(("good " * (2 + at), f"bad {at}") for at in range(6)),  # the chosen one is better, and longer
-    *((f"bad {at}", "good " * (2 + at)) for at in range(6, 9)),  # the wrong way round
+    *(("good " * (2 + at), f"bad {at}") for at in range(6)),  # the chosen answer is better and longer
+    *((f"bad {at}", "good " * (2 + at)) for at in range(6, 9)),  # swapped
     ("even, yes", "even, no"),
     ("shrug one", "shrug two"),
 ]
 
 
 def compare(prompt: str, before: int) -> str:
-    """A judge that takes what is good, of even answers the first one, and neither where it shrugs."""
-    found = SHOWN.search(prompt)
-    assert found is not None
-    first = found[1]
+    """A judge that prefers good answers, the first of even ones, and neither if it shrugs."""
+    match = SHOWN.search(prompt)
+    assert match is not None
+    first = match[1]
     if "shrug" in first:
         return '{"better": "same"}'
     better = "first" if "even" in first or first.startswith("good") else "second"
@@ -47,8 +47,8 @@ def compare(prompt: str, before: int) -> str:
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(llm_client, "FIRST_WAIT_SECONDS", 0.001)
-    with Endpoint(compare) as serving:
-        yield serving
+    with Endpoint(compare) as server:
+        yield server
 
 
 @pytest.fixture
@@ -76,59 +76,63 @@ def prepared(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Con
     return prepare
 
 
-def left(tmp_path: Path, out: str = "out") -> set[str]:
-    (found,) = usable_sets([WeightedPairs(path=str(tmp_path / "pairs.jsonl"))], "dpo", {"dpo_prepare": tmp_path / out})
-    return {one["chosen"][0]["content"] for one in found.examples}
+def kept_answers(tmp_path: Path, out: str = "out") -> set[str]:
+    pairs = WeightedPairs(path=str(tmp_path / "pairs.jsonl"))
+    (example_set,) = usable_sets([pairs], "dpo", {"dpo_prepare": tmp_path / out})
+    return {example["chosen"][0]["content"] for example in example_set.examples}
 
 
-def test_pairs_that_the_judge_confirms_in_both_orders_are_left_and_biases_are_measured(
+def test_pairs_confirmed_in_both_orders_are_kept_and_biases_measured(
     prepared: Callable[..., dict[str, Any]], endpoint: Endpoint, tmp_path: Path
 ) -> None:
     summary = prepared()
-    assert left(tmp_path) == {chosen.strip() for chosen, _ in PAIRS[:6]}
+    assert kept_answers(tmp_path) == {chosen.strip() for chosen, _ in PAIRS[:6]}
     assert summary["sets"][0]["dropped"] == {"judge_pairs/rejected": 3, "judge_pairs/undecided": 2}
     (step,) = summary["steps"]
-    (found,) = step["biases"]
+    (biases,) = step["biases"]
     assert endpoint.asked.total() == 22 == step["asked"][0]["asked"]
-    assert (found["pairs"], found["decided"], found["confirmed"]) == (11, 9 / 11, 6 / 9)
-    assert found["first_taken"] == 11 / 20  # one of each order for nine pairs, and both for the even one
-    assert (found["longer_taken"], found["longer_chosen"]) == (1.0, 6 / 9)
+    assert (biases["pairs"], biases["decided"], biases["confirmed"]) == (11, 9 / 11, 6 / 9)
+    assert biases["first_taken"] == 11 / 20  # one of two orders for nine pairs, both for the even one
+    assert (biases["longer_taken"], biases["longer_chosen"]) == (1.0, 6 / 9)
     _, table, *_ = comparisons(step)
     assert isinstance(table, Table)
     assert table.rows == [["one", "11", "81.8%", "66.7%", "55.0%", "100.0%", "66.7%"]]
 
 
-def test_two_judges_are_compared_and_nothing_is_dropped_where_one_only_measures(
+def test_two_judges_are_compared_and_nothing_is_dropped_without_drop(
     prepared: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    with Endpoint(lambda prompt, before: '{"better": "first"}') as other:
-        summary = prepared(second={"endpoint": other.url, "model": "always-first"}, drop=[])
-    assert len(left(tmp_path)) == 11
-    one, two = summary["steps"][0]["biases"]
-    assert (one["first_taken"], two["first_taken"], two["decided"], two["longer_taken"]) == (11 / 20, 1.0, 0.0, None)
+    with Endpoint(lambda prompt, before: '{"better": "first"}') as second_endpoint:
+        summary = prepared(second={"endpoint": second_endpoint.url, "model": "always-first"}, drop=[])
+    assert len(kept_answers(tmp_path)) == 11
+    first, second = summary["steps"][0]["biases"]
+    assert (first["first_taken"], second["first_taken"], second["decided"], second["longer_taken"]) == (
+        11 / 20,
+        1.0,
+        0.0,
+        None,
+    )
     assert summary["steps"][0]["agreement"]["documents"] == 11
     assert summary["steps"][0]["agreement"]["same"] == 2 / 11
     notes = [part.text for part in comparisons(summary["steps"][0]) if isinstance(part, Note)]
-    assert any("Both judges say the same of 18.2%" in text for text in notes)
+    assert any("18.2%" in text for text in notes)
 
 
-def test_a_principle_is_drawn_for_each_pair_and_the_same_in_both_orders(
+def test_each_pair_has_one_principle_in_both_orders(
     prepared: Callable[..., dict[str, Any]], endpoint: Endpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "principles.txt").write_text("Do no harm.\n\nBe kind.\n")
     prepared(principles=str(tmp_path / "principles.txt"))
     drawn: dict[str, set[str]] = {}
-    for asked in endpoint.asked:
-        number = re.search(r"question \d+", asked)
-        assert number is not None
-        drawn.setdefault(number[0], set()).add("Be kind." if "Be kind." in asked else "Do no harm.")
+    for prompt in endpoint.asked:
+        question = re.search(r"question \d+", prompt)
+        assert question is not None
+        drawn.setdefault(question[0], set()).add("Be kind." if "Be kind." in prompt else "Do no harm.")
     assert all(len(of_pair) == 1 for of_pair in drawn.values())
     assert set.union(*drawn.values()) == {"Be kind.", "Do no harm."}
 
 
-def test_what_was_answered_is_not_asked_again_after_a_failure(
-    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint
-) -> None:
+def test_answers_before_a_failure_are_reused(prepared: Callable[..., dict[str, Any]], endpoint: Endpoint) -> None:
     endpoint.behaviour = lambda prompt, before: compare(prompt, before) if endpoint.answered.total() < 9 else Drop()
     with pytest.raises(llm_client.AskingError):
         prepared(model={"endpoint": endpoint.url, "model": "one", "patience_seconds": 0.05, "concurrency": 1})
@@ -139,20 +143,20 @@ def test_what_was_answered_is_not_asked_again_after_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("both", "score"),
+    ("verdicts", "score"),
     [(("first", "second"), 1), (("second", "first"), -1), (("first", "first"), 0), (("same", "second"), 0)],
 )
-def test_an_answer_is_preferred_only_if_it_is_taken_in_both_orders(both: tuple[str, str], score: int) -> None:
-    assert score_of(*both) == score
+def test_answer_must_win_in_both_orders(verdicts: tuple[str, str], score: int) -> None:
+    assert score_of(*verdicts) == score
 
 
-def test_of_no_pairs_nothing_follows() -> None:
+def test_biases_without_pairs_are_zero_or_none() -> None:
     assert set(biases_of({}).values()) == {0, None}
 
 
-def test_conversations_have_no_pairs_and_a_wrong_template_is_said_beforehand(tmp_path: Path) -> None:
+def test_judge_pairs_rejects_conversations_and_invalid_templates(tmp_path: Path) -> None:
     step = {"judge_pairs": {"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "one"}}}
-    with pytest.raises(ValidationError, match=r"move it to dpo.prepare"):
+    with pytest.raises(ValidationError, match=r"dpo\.prepare"):
         Sft.model_validate({"data": [{"path": "x.jsonl"}], "steps": 1, "global_batch_size": 1, "prepare": [step]})
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     (tmp_path / "web.jsonl").write_text('{"text": "some words"}\n')
@@ -171,5 +175,5 @@ def test_conversations_have_no_pairs_and_a_wrong_template_is_said_beforehand(tmp
             }
         )
     )
-    with pytest.raises(ManifestError, match=r"there is no 'promt', did you mean 'prompt'"):
+    with pytest.raises(ManifestError, match=r"'promt', did you mean 'prompt'"):
         open_session(str(manifest), [], str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""Compiled kernels: what is kept between runs never outlives its source."""
+"""Compiled kernels: cached machine code never outlives its source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gristmill.dataprep.text.hashing import equal_bytes
 from gristmill.dataprep.text.kernels import text_buffers
 
 
-def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_of_changed_kernels_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Path(kernels.__file__).parents[2]
     for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/utf8_counts.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monke
     assert kernels.cache_folder() not in (before, changed)
 
 
-def test_the_cache_goes_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert kernels.cache_folder().parent == tmp_path
 
@@ -54,7 +54,7 @@ def test_the_cache_goes_where_the_environment_says(tmp_path: Path, monkeypatch: 
         ),
     ],
 )
-def test_texts_are_read_only_to_kernels_so_that_none_is_compiled_twice(texts: pa.Array | pa.ChunkedArray) -> None:
+def test_text_buffers_are_read_only_so_that_no_kernel_compiles_twice(texts: pa.Array | pa.ChunkedArray) -> None:
     data, offsets = text_buffers(texts)
     assert (data.dtype, offsets.dtype, data.flags.writeable, offsets.flags.writeable) == (
         np.uint8,
@@ -66,7 +66,7 @@ def test_texts_are_read_only_to_kernels_so_that_none_is_compiled_twice(texts: pa
 
 
 def test_inner_kernels_count_no_references() -> None:
-    """The option is one that numba's documentation does not have: see docs/patched.md."""
+    """numba does not document the option: see docs/patched.md."""
     data = np.frombuffer(b"grain, grainy", np.uint8)
     for options, counts in (({}, True), (kernels.UNCOUNTED, False)):
         compiled = numba.njit(**options)(equal_bytes.py_func)

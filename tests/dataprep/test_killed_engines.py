@@ -1,4 +1,4 @@
-"""What of an engine is killed in the middle of a job: it ends with all results, or with one sentence."""
+"""Engine processes killed in the middle of a job: it completes, or ends with one error."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gristmill.dataprep.jobs import servers, spark
 from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
+from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
@@ -31,7 +32,7 @@ MOST_SECONDS = 120.0
 
 
 def square(out: Path, task: Task) -> Done:
-    """Writes the square of its number; the third task waits until somebody has been killed."""
+    """Write the square of a number; the third task waits until a process has been killed."""
     if task.payload["n"] == 3:
         (out / "reached").touch()
         deadline = time.monotonic() + MOST_SECONDS
@@ -43,7 +44,7 @@ def square(out: Path, task: Task) -> Done:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes below one."""
+    """Ids of the processes below one."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():
             yield int(child)
@@ -52,7 +53,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 @contextmanager
 def killing(out: Path, find: Callable[[], int]) -> Iterator[None]:
-    """Within it the process that is found once the third task waits is killed."""
+    """Kill the process that `find` returns once the third task waits."""
 
     out.mkdir(exist_ok=True)
 
@@ -82,7 +83,7 @@ def do(cluster: Cluster, out: Path, find: Callable[[], int]) -> list[Any]:
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Callable[[str], Any]:
-    """Starts engines, where they are on this machine."""
+    """Start an engine by name; skips the test where it is not installed."""
 
     @contextmanager
     def start(name: str) -> Iterator[Cluster]:
@@ -104,24 +105,20 @@ def check(results: list[Any], out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_spark_loses_an_executor_then_a_worker_then_its_master_and_each_job_ends_whole(
+def test_spark_completes_without_an_executor_a_worker_and_its_master(
     clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
     def find(killed: str) -> int:
-        return next(
-            one
-            for process in cluster.processes
-            for one in lines_of(process)
-            if killed.encode() in Path(f"/proc/{one}/cmdline").read_bytes()
-        )
+        pids = [pid for process in cluster.processes for pid in process_tree(process)]
+        return next(pid for pid in pids if killed.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     with clusters("spark") as cluster:
         for killed in ("CoarseGrainedExecutorBackend", "deploy.worker.Worker", "deploy.master.Master"):
             check(do(cluster, tmp_path / killed, partial(find, killed)), tmp_path / killed)
 
 
-def lines_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """A process and those below it; nothing of one that has ended."""
+def process_tree(process: subprocess.Popen[bytes]) -> list[int]:
+    """Ids of a process and its descendants; empty if it has ended."""
     return [] if process.poll() is not None else [process.pid, *descendants(process.pid)]
 
 
@@ -138,7 +135,7 @@ def wait_for_ever(text):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_of_a_run_on_spark_ends_all_that_it_has_started_with_the_command_that_resumes(
+def test_interrupted_spark_run_ends_its_processes_and_prints_the_resume_command(
     number: signal.Signals, clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
     (tmp_path / "docs.jsonl").write_text('{"text": "one"}\n')
@@ -172,26 +169,18 @@ def test_an_interrupt_of_a_run_on_spark_ends_all_that_it_has_started_with_the_co
             start_new_session=True,
         ) as run:
             wait_for(lambda: (tmp_path / "reached").exists() or run.poll() is not None, "the step on Spark")
-            below = list(descendants(run.pid))
+            children = list(descendants(run.pid))
             run.send_signal(number)
-            said = run.communicate(timeout=120)[0]
-        assert run.returncode == 130, said
-        assert "interrupted; resume with: " in said
-        assert "Traceback" not in said
-        wait_for(lambda: not any(map(lives, below)), "the end of what the run had started")
-
-
-def lives(pid: int) -> bool:
-    """Whether a process does, rather than wait for somebody to take note of its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+            output = run.communicate(timeout=120)[0]
+        assert run.returncode == 130, output
+        assert "interrupted; resume with: " in output
+        assert "Traceback" not in output
+        wait_for(lambda: not any(map(is_running, children)), "the end of what the run had started")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_done_by_another(
+def test_flink_completes_without_its_job_server_and_a_taskmanager(
     clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
     def find_server() -> int:
@@ -209,9 +198,7 @@ def test_flink_loses_its_job_server_then_a_taskmanager_and_what_is_missing_is_do
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_dasks_scheduler_is_killed_and_the_job_says_so_and_resumes_with_another(
-    clusters: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_job_resumes_on_another_dask_scheduler(clusters: Callable[[str], Any], tmp_path: Path) -> None:
     with clusters("dask") as cluster, pytest.raises(WorkerError, match="Dask scheduler"):
         do(cluster, tmp_path, lambda: cluster.processes[0].pid)
     (tmp_path / "scheduler.json").unlink()

@@ -1,4 +1,4 @@
-"""What the line rules of C4 and of RefinedWeb/DCLM take out of a text, and what they leave."""
+"""Line rules of C4 and of RefinedWeb/DCLM."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def positive(names: tuple[str, ...], counts: list[int]) -> Counted:
 
 
 def c4_reference(text: str, options: C4Lines) -> tuple[str, Counted]:
-    """The rules of `lines_c4.py`, plainly."""
+    """Plain version of `lines_c4.py`."""
     kept, counts = [], dict.fromkeys(lines_c4.RULES, 0)
     marks = (".", "?", "!", '"', *("'" if options.dialect == "datatrove" else ""))
     for stripped in map(str.strip, text.splitlines()):
-        most = options.max_word_characters
-        if most and any(len(word) > most for word in stripped.split()):
+        longest_word = options.max_word_characters
+        if longest_word and any(len(word) > longest_word for word in stripped.split()):
             counts["c4_long_word"] += 1
             continue
         line, citations = stripped, 0
@@ -69,15 +69,15 @@ def c4_reference(text: str, options: C4Lines) -> tuple[str, Counted]:
 
 
 def dclm_reference(text: str, options: DclmLines) -> tuple[str, Counted]:
-    """The rules of `lines_dclm.py`, plainly."""
+    """Plain version of `lines_dclm.py`."""
     counts = dict.fromkeys(lines_dclm.RULES, 0)
     counter = re.compile(rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(COUNTED)})\W*")
 
-    def keep(rule: str, goes: object, used: bool, strip: bool = True) -> None:
+    def keep(rule: str, is_dropped: object, used: bool, strip: bool = True) -> None:
         nonlocal text
         if used:
             lines = text.split("\n")
-            kept = [line for line in lines if not goes(line)]  # type: ignore[operator]
+            kept = [line for line in lines if not is_dropped(line)]  # type: ignore[operator]
             counts[rule] = len(lines) - len(kept)
             text = "\n".join(kept).strip() if strip else "\n".join(kept)
 
@@ -89,13 +89,13 @@ def dclm_reference(text: str, options: DclmLines) -> tuple[str, Counted]:
     for pattern in (r"\s?items in cart", r"\s?read more...$", r"^sign-in\s?") if options.substrings else ():
         kept = []
         for line in text.split("\n"):
-            left = line
+            edited = line
             if len(line.split()) <= options.max_substring_words:
-                left = re.sub(pattern, "", line, flags=re.IGNORECASE)
-            goes = bool(line) and not left.strip()
-            counts["dclm_substrings"] += goes or left != line
-            if not goes:
-                kept.append(left)
+                edited = re.sub(pattern, "", line, flags=re.IGNORECASE)
+            is_dropped = bool(line) and not edited.strip()
+            counts["dclm_substrings"] += is_dropped or edited != line
+            if not is_dropped:
+                kept.append(edited)
         text = "\n".join(kept).strip()
     return text, {rule: count for rule, count in counts.items() if count}
 
@@ -187,18 +187,20 @@ DCLM_GOLDEN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "options", "left", "counts"), C4_GOLDEN, ids=[str(n) for n in range(len(C4_GOLDEN))])
-def test_c4_leaves(text: str, options: dict[str, object], left: str, counts: Counted) -> None:
-    assert c4(text, **options) == (left, counts)
-    assert c4_reference(text, C4Lines.model_validate(options)) == (left, counts)
+@pytest.mark.parametrize(
+    ("text", "options", "expected", "counts"), C4_GOLDEN, ids=[str(n) for n in range(len(C4_GOLDEN))]
+)
+def test_c4_lines(text: str, options: dict[str, object], expected: str, counts: Counted) -> None:
+    assert c4(text, **options) == (expected, counts)
+    assert c4_reference(text, C4Lines.model_validate(options)) == (expected, counts)
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "left", "counts"), DCLM_GOLDEN, ids=[str(n) for n in range(len(DCLM_GOLDEN))]
+    ("text", "options", "expected", "counts"), DCLM_GOLDEN, ids=[str(n) for n in range(len(DCLM_GOLDEN))]
 )
-def test_dclm_leaves(text: str, options: dict[str, object], left: str, counts: Counted) -> None:
-    assert dclm(text, **options) == (left, counts)
-    assert dclm_reference(text, DclmLines.model_validate(options)) == (left, counts)
+def test_dclm_lines(text: str, options: dict[str, object], expected: str, counts: Counted) -> None:
+    assert dclm(text, **options) == (expected, counts)
+    assert dclm_reference(text, DclmLines.model_validate(options)) == (expected, counts)
 
 
 PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?", "'"]
@@ -227,7 +229,7 @@ dclm_options = st.builds(
 @pytest.mark.slow
 @given(texts, c4_options)
 @settings(deadline=None, max_examples=500)
-def test_c4_is_what_its_plain_definition_says(text: str, options: C4Lines) -> None:
+def test_c4_equals_its_plain_definition(text: str, options: C4Lines) -> None:
     assert c4(text, **options.model_dump()) == c4_reference(text, options)
 
 
@@ -235,19 +237,19 @@ def test_c4_is_what_its_plain_definition_says(text: str, options: C4Lines) -> No
 @given(texts, dclm_options)
 @example("a\n\x85 items in cart", DclmLines())
 @settings(deadline=None, max_examples=500)
-def test_dclm_is_what_its_plain_definition_says(text: str, options: DclmLines) -> None:
+def test_dclm_equals_its_plain_definition(text: str, options: DclmLines) -> None:
     assert dclm(text, **options.model_dump()) == dclm_reference(text, options)
 
 
 @given(texts)
 @settings(deadline=None, max_examples=200)
-def test_c4_has_nothing_to_do_a_second_time_where_no_citation_hides_in_another(text: str) -> None:
+def test_c4_is_idempotent_without_nested_citations(text: str) -> None:
     once, counts = c4(text)
     if "c4_citations" not in counts:
         assert c4(once) == (once, {})
 
 
-def test_what_one_rule_took_is_counted_in_lines_and_bytes() -> None:
+def test_each_rule_counts_lines_and_bytes() -> None:
     texts = pa.array(["Só é.\nOne two[1] three four five.\nno", "x"], pa.large_string())
     _, counts, sizes = c4_lines(texts, C4Lines())
     assert dict(zip(lines_c4.RULES, counts.T.tolist(), strict=True)) == {
@@ -266,7 +268,7 @@ def test_what_one_rule_took_is_counted_in_lines_and_bytes() -> None:
     assert sizes.tolist() == [[0, 0, 0, 2, 0], [0, 0, 0, 1, 0]]
 
 
-def test_the_character_classes_end_where_the_table_ends() -> None:
+def test_no_classified_characters_beyond_the_table() -> None:
     beyond = [chr(code) for code in range(CLASSED, CODE_POINTS)]
     assert not any(character.isupper() or character.isdigit() or character.isdecimal() for character in beyond)
 
@@ -274,7 +276,7 @@ def test_the_character_classes_end_where_the_table_ends() -> None:
 @pytest.mark.skipif(not POSTS.exists(), reason="the posts of 18F are not here")
 @pytest.mark.parametrize("options", [{}, {"terminal_punctuation": False}, {"min_words": 3}], ids=["c4", "fineweb", "3"])
 def test_datatrove_keeps_the_same_lines_of_real_posts(options: dict[str, object]) -> None:
-    """datatrove counts words before it takes citations out: none are taken out here."""
+    """datatrove counts words before it removes citations; here none are removed."""
     pytest.importorskip("datatrove")
     from datatrove.data import Document
     from datatrove.pipeline.filters import C4QualityFilter

@@ -1,4 +1,4 @@
-"""Machine code of kernels is found again wherever all that it was made of is the same, and nowhere else."""
+"""Machine code of kernels is reused if and only if everything that it depends on is the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEY = (("array(uint8, 1d, C)",), ("x86_64", "skylake", "+avx2"), ("code", "closu
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is shared before, nor after."""
+    """Isolate each test from shared stores."""
     before = list(jit_cache._shared)
     jit_cache._shared.clear()
     yield
@@ -35,7 +35,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def add_of(home: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURCE) -> Any:
-    """The kernel as a worker with a home of its own has it."""
+    """Kernel of a worker with a home folder of its own."""
     file = home / "package" / "adding.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)
@@ -48,8 +48,8 @@ def add_of(home: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURCE) ->
     return module.add
 
 
-def found(add: Any) -> tuple[int, int]:
-    """How often machine code was found, and how often it was not."""
+def cache_hits_and_misses(add: Any) -> tuple[int, int]:
+    """Numbers of hits and misses of the machine-code cache."""
     return sum(add.stats.cache_hits.values()), sum(add.stats.cache_misses.values())
 
 
@@ -57,61 +57,57 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_one_worker_compiled_another_home_has_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_loads_machine_code_of_another_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jit_cache.share(tmp_path / "store")
     first = add_of(tmp_path / "a", monkeypatch)
     assert (first(np.ones(3, np.int64)), first(np.ones(3, np.float32))) == (4, 4)
-    assert found(first) == (0, 2)
+    assert cache_hits_and_misses(first) == (0, 2)
     stored = files(tmp_path / "store")
     assert len(stored) == 2
     assert {path.parent for path in stored} == {tmp_path / "store" / "sources"}
     second = add_of(tmp_path / "b", monkeypatch)
     assert (second(np.ones(3, np.int64)), second(np.ones(3, np.float32))) == (4, 4)
-    assert found(second) == (2, 0)
+    assert cache_hits_and_misses(second) == (2, 0)
     assert [path.read_bytes() for path in files(tmp_path / "b" / "cache")] == [path.read_bytes() for path in stored]
     changed = add_of(tmp_path / "c", monkeypatch, SOURCE.replace("+ 1", "+ 2"))
     assert changed(np.ones(3, np.int64)) == 5
-    assert found(changed) == (0, 1)
+    assert cache_hits_and_misses(changed) == (0, 1)
 
 
-def test_without_a_store_it_is_kept_on_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_cached_locally_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert add_of(tmp_path, monkeypatch)(np.ones(3, np.int64)) == 4
     again = add_of(tmp_path, monkeypatch)
     assert again(np.ones(3, np.int64)) == 4
-    assert found(again) == (1, 0)
+    assert cache_hits_and_misses(again) == (1, 0)
 
 
-def test_machine_code_that_was_damaged_is_not_executed_but_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_machine_code_is_recompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_of(tmp_path, monkeypatch)(np.ones(3, np.int64))
     (file,) = files(tmp_path / "cache")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-9])
+    intact = file.read_bytes()
+    file.write_bytes(intact[:-9])
     again = add_of(tmp_path, monkeypatch)
     assert again(np.ones(3, np.int64)) == 4
-    assert found(again) == (0, 1)
-    assert len(file.read_bytes()) == len(whole)
+    assert cache_hits_and_misses(again) == (0, 1)
+    assert len(file.read_bytes()) == len(intact)
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_key",
     [
         (("readonly array(uint8, 1d, C)",), *KEY[1:]),
         (KEY[0], ("x86_64", "znver4", "+avx2"), KEY[2]),
         (*KEY[:2], ("other", "closure")),
     ],
 )
-def test_other_arguments_processors_and_functions_have_their_own(other: Any, tmp_path: Path) -> None:
+def test_machine_code_depends_on_arguments_processor_and_function(other_key: Any, tmp_path: Path) -> None:
     code = MachineCode(tmp_path / "sources", "add", "stamp")
     code.save(KEY, "machine code")
-    assert (code.load(KEY), code.load(other)) == ("machine code", None)
+    assert (code.load(KEY), code.load(other_key)) == ("machine code", None)
     assert MachineCode(tmp_path / "sources", "add", "another").load(KEY) is None
 
 
-def test_what_only_this_process_can_name_is_not_kept(tmp_path: Path) -> None:
+def test_process_local_keys_are_not_cached(tmp_path: Path) -> None:
     code = MachineCode(tmp_path / "sources", "add", "stamp")
     code.save((("type(<function f at 0x7f0>)",), *KEY[1:]), "machine code")
     assert not files(tmp_path)

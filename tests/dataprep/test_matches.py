@@ -1,4 +1,4 @@
-"""Matches with older documents: what the copies of a text share."""
+"""Copies of a text share its matches with older documents."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.dedup_index import spread_to_copies
 
-found = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(100, 105)), st.sampled_from([0.75, 0.8, 0.9]))
+match_tables = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(100, 105)), st.sampled_from([0.75, 0.8, 0.9]))
 pairs = st.sets(st.tuples(st.integers(0, 5), st.integers(6, 12)))
 
 
-@given(found, pairs)
-def test_each_copy_gets_the_most_similar_matches_of_its_document(
+@given(match_tables, pairs)
+def test_copies_get_the_most_similar_matches_of_their_document(
     matches: dict[tuple[int, int], float], copies: set[tuple[int, int]]
 ) -> None:
     rows, similarity = np.array(list(matches), np.int64).reshape(-1, 2), np.array(list(matches.values()), float)

@@ -1,4 +1,4 @@
-"""The reward `math`: answers of equal value, whatever they look like, and what must not count or run."""
+"""The reward `math`: equal values in any notation, and bounded evaluation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytest.importorskip("sympy", reason="sympy comes with torch")
         ("1 + 1 = 1 * 2 = 2", "2"),
     ],
 )
-def test_the_final_answer_is_boxed_marked_or_on_the_last_line(text: str, answer: str) -> None:
+def test_final_answer_is_boxed_marked_or_on_the_last_line(text: str, answer: str) -> None:
     assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
-    ("given", "right"),
+    ("answer", "reference"),
     [
         (r"\boxed{\frac{1}{2}}", "0.5"),
         (r"\frac12", "1/2"),
@@ -50,13 +50,13 @@ def test_the_final_answer_is_boxed_marked_or_on_the_last_line(text: str, answer:
         ("(2i)^2", "-4"),
     ],
 )
-def test_answers_of_equal_value_are_the_same_both_ways_round(given: str, right: str) -> None:
-    assert same_answer(given, right)
-    assert same_answer(right, given)
+def test_answers_of_equal_value_are_the_same(answer: str, reference: str) -> None:
+    assert same_answer(answer, reference)
+    assert same_answer(reference, answer)
 
 
 @pytest.mark.parametrize(
-    ("given", "right"),
+    ("answer", "reference"),
     [
         ("0.3333", "1/3"),
         ("2x + 1", "2x + 2"),
@@ -72,12 +72,12 @@ def test_answers_of_equal_value_are_the_same_both_ways_round(given: str, right: 
         ("x^2", "x"),
     ],
 )
-def test_other_answers_are_not(given: str, right: str) -> None:
-    assert not same_answer(given, right)
+def test_answers_of_different_value_differ(answer: str, reference: str) -> None:
+    assert not same_answer(answer, reference)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "answer",
     [
         "9**9**9**9",
         "((9**900)**900)**900",
@@ -96,11 +96,11 @@ def test_other_answers_are_not(given: str, right: str) -> None:
         "x if x else 1",
     ],
 )
-def test_what_a_model_writes_is_neither_run_nor_computed_without_bounds(given: str) -> None:
-    assert not same_answer(f"\\boxed{{{given}}}", "123456789")
+def test_hostile_answers_are_neither_run_nor_evaluated_without_bounds(answer: str) -> None:
+    assert not same_answer(f"\\boxed{{{answer}}}", "123456789")
 
 
-def test_the_reward_compares_with_the_prompts_own_answer() -> None:
+def test_math_reward_compares_with_the_prompts_answer() -> None:
     reward = Mathematics(kind="math")
     assert wants_answer(reward)
     check = verifier_of(reward)

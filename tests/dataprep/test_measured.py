@@ -1,4 +1,4 @@
-"""What a stage is said to measure before it runs is what it measures."""
+"""Stages write only the columns that they announce."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
-def with_what_it_needs(step: dict[str, Any], endpoint: Endpoint, folder: Path) -> dict[str, Any]:
-    """A step with the files that it names, and the model that it asks."""
+def complete_step(step: dict[str, Any], endpoint: Endpoint, folder: Path) -> dict[str, Any]:
+    """Complete a step with the files that it names and the endpoint that it asks."""
     [(name, section)] = step.items()
     match name:
         case "decontaminate":
@@ -70,20 +70,20 @@ def with_what_it_needs(step: dict[str, Any], endpoint: Endpoint, folder: Path) -
     return step
 
 
-def test_every_stage_of_prepare_is_tried_here() -> None:
+def test_every_stage_of_prepare_is_covered() -> None:
     assert {name for step in STEPS for name in step} == set(STEP_SECTIONS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: next(iter(step)))
-def test_what_a_stage_is_said_to_measure_is_what_it_writes(
+def test_stage_writes_only_announced_columns(
     step: dict[str, Any], write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     texts = [PROSE * 3, PROSE * 3, PROSE + ITEM, *(f"{PROSE}\nNumber {number}.\n" * 4 for number in range(20))]
     inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text) for row, text in enumerate(texts)]])}
     out = tmp_path / "out"
     with Endpoint(lambda prompt, before: '{"score": 3, "reason": "plain"}') as endpoint:
-        parsed = Step.model_validate(with_what_it_needs(step, endpoint, tmp_path))
+        parsed = Step.model_validate(complete_step(step, endpoint, tmp_path))
         imported(STAGES[parsed.stage].run)(inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
     written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(JUDGEMENT_COLUMNS)
 

@@ -1,4 +1,4 @@
-"""Shingles, signatures and bands: against plain Python, against datasketch, and against the theory."""
+"""Shingles, signatures and bands equal plain Python, datasketch and the theory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ wordy_text = st.lists(st.sampled_from(PIECES)).map(" ".join)
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, as `shingles` defines them, with a regular expression."""
+    """Words of a text by a regular expression, as `shingles` defines them."""
     alone = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED_RANGES)
     lowered = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
     return [word for word in re.findall(f"[{alone}]|[^\\W{alone}]+", lowered) if re.match(r"\w", word)]
 
 
 def mix(value: int) -> int:
-    """MurmurHash3's 64-bit finaliser in whole numbers."""
+    """MurmurHash3's 64-bit finaliser in Python integers."""
     value ^= value >> 33
     value = value * 0xFF51AFD7ED558CCD & MASK
     value ^= value >> 33
@@ -52,7 +52,7 @@ def word_hash(word: str) -> int:
 
 
 def shingles_of(text: str, ngram: int) -> list[int]:
-    """The hashes of a text's word n-grams, in the plainest Python."""
+    """Hashes of a text's word n-grams in plain Python."""
     words = words_of(text)
     size = min(ngram, len(words))
     hashes = set()
@@ -69,11 +69,11 @@ def as_lists(sets: ShingleSets) -> list[list[int]]:
 
 
 def perturbed(seed: int, words: int = 400) -> tuple[str, str]:
-    """Two texts of which the second has some words of the first replaced."""
-    source = random.Random(seed)
-    first = [str(source.randrange(10_000)) for _ in range(words)]
-    share = source.random() ** 2 / 4
-    second = [str(source.randrange(10_000)) if source.random() < share else word for word in first]
+    """Two texts; the second has some words of the first replaced."""
+    rng = random.Random(seed)
+    first = [str(rng.randrange(10_000)) for _ in range(words)]
+    share = rng.random() ** 2 / 4
+    second = [str(rng.randrange(10_000)) if rng.random() < share else word for word in first]
     return " ".join(first), " ".join(second)
 
 
@@ -83,7 +83,7 @@ def test_shingles_agree_exactly_with_the_plain_definition(texts: list[str], ngra
     assert as_lists(shingle_sets(pa.array(texts), ngram)) == [shingles_of(text, ngram) for text in texts]
 
 
-def test_case_punctuation_and_spacing_do_not_count() -> None:
+def test_case_punctuation_and_spacing_are_ignored() -> None:
     texts = ["The quick, brown FOX -- jumps!", "the\nquick brown   fox.jumps", "ÀÉÎ Straße Ωμέγα", "àéî straße ωμέγα"]
     sets = as_lists(shingle_sets(pa.array(texts), 2))
     assert sets[0] == sets[1]
@@ -97,7 +97,7 @@ def test_each_character_of_an_unspaced_script_is_a_word() -> None:
     assert len(mixed) == 3
 
 
-def test_short_texts_have_one_shingle_and_wordless_ones_none() -> None:
+def test_short_text_has_one_shingle_and_wordless_text_none() -> None:
     sets = as_lists(shingle_sets(pa.array(["one two", "One... two?", "two one", "", "?!"]), 5))
     assert [len(shingles) for shingles in sets] == [1, 1, 1, 0, 0]
     assert sets[0] == sets[1] != sets[2]
@@ -105,7 +105,7 @@ def test_short_texts_have_one_shingle_and_wordless_ones_none() -> None:
 
 @pytest.mark.parametrize("num_permutations", [112, 128])
 @pytest.mark.parametrize("seed", [1, 42])
-def test_signatures_are_those_of_datasketch_bit_for_bit(num_permutations: int, seed: int) -> None:
+def test_signatures_equal_datasketch(num_permutations: int, seed: int) -> None:
     texts = [text for pair in range(20) for text in perturbed(pair)] + ["", "one", "..."]
     sets = shingle_sets(pa.array(texts), 5)
     ours = signatures(sets, num_permutations, seed)
@@ -116,7 +116,7 @@ def test_signatures_are_those_of_datasketch_bit_for_bit(num_permutations: int, s
         np.testing.assert_array_equal(row, theirs.hashvalues)
 
 
-def test_agreement_of_signatures_estimates_the_true_similarity() -> None:
+def test_signature_agreement_estimates_the_similarity() -> None:
     pairs = [perturbed(seed) for seed in range(300)]
     sets = shingle_sets(pa.array([text for pair in pairs for text in pair]), 5)
     signature = signatures(sets, 112, 1)
@@ -133,7 +133,7 @@ def test_agreement_of_signatures_estimates_the_true_similarity() -> None:
     assert abs((estimate - truth).mean()) < 4 * deviation / np.sqrt(300)
 
 
-def test_bands_find_the_pairs_that_datasketchs_index_finds() -> None:
+def test_bands_find_the_pairs_of_datasketchs_index() -> None:
     texts = [text for pair in range(60) for text in perturbed(pair)]
     sets = shingle_sets(pa.array(texts), 5)
     signature = signatures(sets, 112, 1)
@@ -154,21 +154,21 @@ def test_equal_rows_in_different_bands_have_different_keys() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 30)), min_size=2, max_size=6))
-def test_similarity_is_that_of_the_sets(sets: list[set[int]]) -> None:
-    sizes = [np.int64(len(each)) for each in sets]
-    hashes = np.array([value for each in sets for value in sorted(each)], np.uint32)
-    made = ShingleSets(hashes, np.cumsum([np.int64(0), *sizes]))
+def test_similarity_equals_that_of_the_sets(sets: list[set[int]]) -> None:
+    sizes = [np.int64(len(values)) for values in sets]
+    hashes = np.array([value for values in sets for value in sorted(values)], np.uint32)
+    shingles = ShingleSets(hashes, np.cumsum([np.int64(0), *sizes]))
     left, right = np.triu_indices(len(sets))
-    for a, b, similarity in zip(left, right, similarities(made, left, right)):
+    for a, b, similarity in zip(left, right, similarities(shingles, left, right)):
         union = len(sets[a] | sets[b])
         assert similarity == (len(sets[a] & sets[b]) / union if union else 0)
-        assert similarities(made, np.array([b]), np.array([a])) == [similarity]
+        assert similarities(shingles, np.array([b]), np.array([a])) == [similarity]
 
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(any_text, st.integers(0, 3 * BLOCK_BYTES + 1).map("x".__mul__)), max_size=6))
-def test_digests_are_those_of_hashlib(texts: list[str]) -> None:
-    found = digest_texts(*text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1)))
-    assert [row.tobytes() for row in found] == [
+def test_digests_equal_hashlib(texts: list[str]) -> None:
+    digests = digest_texts(*text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1)))
+    assert [row.tobytes() for row in digests] == [
         hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts
     ]

@@ -1,4 +1,4 @@
-"""Tasks that read documents by a model hold a shard, however many there are, and little of each document besides."""
+"""Memory of tasks that read documents by a model: one shard, for any number of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tokenize.test_mix_memory import peak_bytes
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 3_000
-"""Of a shard; with 16 numbers a vector, 32 bytes."""
+"""Documents of a shard; a vector of 16 numbers has 32 bytes."""
 
 
 def peaks(
@@ -30,15 +30,15 @@ def peaks(
     documents: int = DOCUMENTS,
     jobs_in: Any = None,
 ) -> dict[str, int]:
-    """What the first task of each job of a stage holds at the most, by job; `jobs_in` runs them, if not the stage."""
+    """Peak bytes of the first task of each job of a stage; the jobs run in `jobs_in`, by default the stage."""
     for number in range(shards):
         write_shard(folder / "ingest", number, random_texts(documents, number))
     tasks = dict[str, Callable[[], Any]]()
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(job: str, given: Any, process: Any, *more: Any, **options: Any) -> Any:
-            tasks.setdefault(job, lambda: process(given[0]))
-            return original(job, given, process, *more, **options)
+        def run(job: str, job_tasks: Any, process: Any, *arguments: Any, **options: Any) -> Any:
+            tasks.setdefault(job, lambda: process(job_tasks[0]))
+            return original(job, job_tasks, process, *arguments, **options)
 
         return run
 
@@ -50,15 +50,15 @@ def peaks(
         context = Context(work=folder / "work", mode="memory", emit=lambda event: None)
         stage.run({"ingest": folder / "ingest"}, config, folder / "out", context)
 
-    def whole(work: Callable[[], Any]) -> Callable[[], None]:
+    def exhausting(work: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:
-            found = work()
-            for _ in found if isinstance(found, Generator) else ():
+            result = work()
+            for _ in result if isinstance(result, Generator) else ():
                 pass
 
         return run
 
-    return {job: peak_bytes(whole(work)) for job, work in tasks.items()}
+    return {job: peak_bytes(exhausting(work)) for job, work in tasks.items()}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def peaks(
         (cluster, {"k": 4}, ("embed", "apply")),
     ],
 )
-def test_a_shard_that_is_embedded_takes_the_same_however_many_there_are(
+def test_embedding_memory_does_not_grow_with_the_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Any, settings: dict[str, Any], jobs: tuple[str, ...]
 ) -> None:
     config = {"model": str(write_word_vectors(tmp_path / "model")), **settings}
@@ -77,9 +77,7 @@ def test_a_shard_that_is_embedded_takes_the_same_however_many_there_are(
         assert eight[job] < 1.1 * two[job], job
 
 
-def test_what_annotate_with_a_model_holds_grows_by_the_shards_tables_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_annotate_memory_grows_only_by_the_shards_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model": {"path": str(write_word_vectors(tmp_path / "model")), "like": {"near": "w1 w2"}}}
     few, many = (
         peaks(monkeypatch, annotate, config, tmp_path / str(number), 1, number, score_documents)["annotate"]

@@ -1,4 +1,4 @@
-"""How alike two prompts are, and what of an answer is a new one."""
+"""Similarity of prompts, and new prompts in an answer."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from gristmill.dataprep.examples.new_prompts import (
 WORDS = st.lists(st.sampled_from("abcd"), max_size=9)
 
 
-def by_table(one: list[str], other: list[str]) -> int:
-    """The length of the longest common subsequence as textbooks have it."""
-    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
-    for row, word in enumerate(one):
-        for column, met in enumerate(other):
+def by_table(left: list[str], right: list[str]) -> int:
+    """Length of the longest common subsequence by the textbook table."""
+    table = [[0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for row, word in enumerate(left):
+        for column, right_word in enumerate(right):
             table[row + 1][column + 1] = (
-                table[row][column] + 1 if word == met else max(table[row][column + 1], table[row + 1][column])
+                table[row][column] + 1 if word == right_word else max(table[row][column + 1], table[row + 1][column])
             )
     return table[-1][-1]
 
 
 @given(WORDS, WORDS)
-def test_the_common_subsequence_is_as_long_as_the_table_says(one: list[str], other: list[str]) -> None:
-    assert common_subsequence(one, other) == by_table(one, other)
+def test_common_subsequence_equals_the_textbook_table(left: list[str], right: list[str]) -> None:
+    assert common_subsequence(left, right) == by_table(left, right)
 
 
 @given(WORDS, WORDS)
-def test_rouge_l_is_that_of_its_authors_package(one: list[str], other: list[str]) -> None:
+def test_rouge_l_equals_rouge_score(left: list[str], right: list[str]) -> None:
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
-    found = scorer.score(" ".join(one), " ".join(other))["rougeL"].fmeasure
-    assert rouge_l(one, other) == pytest.approx(found)
+    expected = scorer.score(" ".join(left), " ".join(right))["rougeL"].fmeasure
+    assert rouge_l(left, right) == pytest.approx(expected)
 
 
 @given(st.lists(WORDS, max_size=6), WORDS, st.sampled_from([0.3, 0.5, 0.7, 1.0]))
-def test_a_text_is_like_another_where_their_rouge_l_reaches_the_threshold(
-    held: list[list[str]], one: list[str], threshold: float
-) -> None:
+def test_likeness_is_rouge_l_at_the_threshold(texts: list[list[str]], words: list[str], threshold: float) -> None:
     pool = Likeness(threshold)
-    for text in held:
-        pool.add(" ".join(text))
-    assert pool.has_like(" ".join(one)) == any(one and rouge_l(one, other) >= threshold for other in held)
+    for held_words in texts:
+        pool.add(" ".join(held_words))
+    assert pool.has_like(" ".join(words)) == any(
+        words and rouge_l(words, held_words) >= threshold for held_words in texts
+    )
 
 
 def test_words_are_compared_without_case_and_punctuation() -> None:
@@ -66,6 +66,6 @@ def test_words_are_compared_without_case_and_punctuation() -> None:
         ("No list at all", []),
     ],
 )
-def test_the_entries_of_a_numbered_list_are_read(text: str, entries: list[str]) -> None:
+def test_numbered_list_is_read(text: str, entries: list[str]) -> None:
     assert read_numbered(text) == entries
     assert read_numbered(text, was_cut=True) == entries[:-1]

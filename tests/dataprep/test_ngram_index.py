@@ -1,4 +1,4 @@
-"""The n-gram index finds what a search in plain Python finds, and nothing else."""
+"""The n-gram index finds exactly the matches of a search in plain Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = st.lists(WORDS, max_size=14).flatmap(
 
 
 def words_of(text: str) -> list[tuple[int, int, str]]:
-    """(begin, end, lower-cased word) in bytes, by the rule of `shingles.py`, without what nobody sees."""
+    """(begin, end, lower-cased word) in bytes, by the rule of `shingles.py`, without invisible characters."""
     flags, lower = code_point_flags(), lower_case()
     words: list[tuple[int, int, str]] = []
     at, joins = 0, False
@@ -52,24 +52,28 @@ def words_of(text: str) -> list[tuple[int, int, str]]:
 
 
 def matches_in_plain_python(text: str, part: str, ngram: int, min_words: int) -> tuple[float, int]:
-    """The share of the part's words that lie in shared n-grams, and the longest run of them."""
-    found, wanted = [word for *_, word in words_of(text)], [word for *_, word in words_of(part)]
-    if len(wanted) < min_words:
+    """Share of the part's words in shared n-grams, and the longest run of them."""
+    text_words, part_words = [word for *_, word in words_of(text)], [word for *_, word in words_of(part)]
+    if len(part_words) < min_words:
         return 0.0, 0
-    length = min(ngram, len(wanted))
-    grams = {tuple(found[at : at + length]) for at in range(len(found) - length + 1)}
+    length = min(ngram, len(part_words))
+    grams = {tuple(text_words[at : at + length]) for at in range(len(text_words) - length + 1)}
     covered = set()
-    for at in range(len(wanted) - length + 1):
-        if tuple(wanted[at : at + length]) in grams:
+    for at in range(len(part_words) - length + 1):
+        if tuple(part_words[at : at + length]) in grams:
             covered.update(range(at, at + length))
     longest = 0
-    for at in range(len(wanted)):
-        for other in range(len(found)):
+    for at in range(len(part_words)):
+        for start in range(len(text_words)):
             run = 0
-            while at + run < len(wanted) and other + run < len(found) and wanted[at + run] == found[other + run]:
+            while (
+                at + run < len(part_words)
+                and start + run < len(text_words)
+                and part_words[at + run] == text_words[start + run]
+            ):
                 run += 1
             longest = max(longest, run)
-    return len(covered) / len(wanted), longest if longest >= length else 0
+    return len(covered) / len(part_words), longest if longest >= length else 0
 
 
 @pytest.mark.slow
@@ -80,20 +84,18 @@ def matches_in_plain_python(text: str, part: str, ngram: int, min_words: int) ->
     st.integers(2, 5),
     st.integers(1, 2),
 )
-def test_shares_and_runs_are_those_of_plain_python(
-    texts: list[str], parts: list[str], ngram: int, min_words: int
-) -> None:
+def test_shares_and_runs_equal_plain_python(texts: list[str], parts: list[str], ngram: int, min_words: int) -> None:
     index = build_index(pa.array(parts, pa.large_string()), ngram, min_words)
     hits = find_ngrams(pa.array(texts, pa.large_string()), index)
     matches, runs = find_matches(hits, index, np.zeros(index.num_ngrams, bool), 1.0)
-    found = {(int(text), int(part)): (share, int(words)) for text, part, share, words in zip(*matches)}
+    shares_and_runs = {(int(text), int(part)): (share, int(words)) for text, part, share, words in zip(*matches)}
     expected = {}
     for number, text in enumerate(texts):
         for place, part in enumerate(parts):
             share, words = matches_in_plain_python(text, part, ngram, min_words)
             if words:
                 expected[number, place] = (share, words)
-    assert found == expected
+    assert shares_and_runs == expected
     for match, begin, end, words in zip(*runs):
         spans = words_of(texts[matches.text[match]])
         first = [span[0] for span in spans].index(begin)
@@ -103,16 +105,16 @@ def test_shares_and_runs_are_those_of_plain_python(
         assert any(part_words[at : at + words] == run for at in range(len(part_words)))
 
 
-def test_the_index_survives_its_file(tmp_path: Path) -> None:
+def test_index_round_trips_through_its_file(tmp_path: Path) -> None:
     index = build_index(pa.array(["one two three four", "two three four five 日本"], pa.large_string()), 3, 2)
     write_index(tmp_path / "index.arrow", index)
     again = read_index(tmp_path / "index.arrow")
-    for mine, other in zip(index, again):
-        assert mine.dtype == other.dtype
-        assert mine.tolist() == other.tolist()
+    for written, reread in zip(index, again):
+        assert written.dtype == reread.dtype
+        assert written.tolist() == reread.tolist()
 
 
-def test_items_without_letters_are_not_looked_for() -> None:
+def test_items_without_letters_are_ignored() -> None:
     years = "1990 1991 1992 1993 1994 1995 1996 1997"
     index = build_index(pa.array([years, f"{years} was"], pa.large_string()), 8, 7)
     assert index.counted_words.tolist() == [0, 9]
@@ -120,16 +122,16 @@ def test_items_without_letters_are_not_looked_for() -> None:
     assert matches.part.tolist() == [1]
 
 
-def test_words_that_only_share_a_hash_are_not_taken_for_each_other() -> None:
+def test_words_with_equal_hashes_are_distinguished() -> None:
     text = pa.array(["one two three four"], pa.large_string())
     index = build_index(text, 3, 2)
     assert len(find_ngrams(text, index).ngram) == 2
     codes = index.word_codes.copy()
-    codes[:3] = [ord(letter) for letter in "owe"]  # as if the index had been made of a word with the hash of "one"
+    codes[:3] = [ord(letter) for letter in "owe"]  # as if another word had the hash of "one"
     assert find_ngrams(text, index._replace(word_codes=codes)).word.tolist() == [1]
 
 
-def test_what_is_in_every_item_is_a_template_and_counts_for_none() -> None:
+def test_text_of_every_item_is_a_template() -> None:
     template = "answer the following question with one word"
     parts = [f"{template} item{n} asks for thing{n} and then stops" for n in range(MOST_PLACES + 1)]
     index = build_index(pa.array(parts, pa.large_string()), 5, 3)
@@ -142,7 +144,7 @@ def test_what_is_in_every_item_is_a_template_and_counts_for_none() -> None:
     assert (matches.part[0], matches.contamination[0]) == (7, 1.0)
 
 
-def test_frequent_ngrams_count_only_where_most_of_the_item_is_there() -> None:
+def test_frequent_ngrams_count_only_with_most_of_the_item() -> None:
     quote = "we the people of the united states in order to form a more perfect union"
     part = f"{quote} is how which document of seventeen eighty seven begins its very first sentence"
     index = build_index(pa.array([part], pa.large_string()), 5, 3)
@@ -150,15 +152,15 @@ def test_frequent_ngrams_count_only_where_most_of_the_item_is_there() -> None:
     hits = find_ngrams(texts, index)
     frequent = np.zeros(index.num_ngrams, bool)
     frequent[np.unique(hits.ngram[hits.text == 0])] = True
-    total, own = len(part.split()), len(part.partition("union ")[2].split())
+    total, own_words = len(part.split()), len(part.partition("union ")[2].split())
     matches, _ = find_matches(hits, index, frequent, 0.8)
     assert matches.text.tolist() == [1, 2]
-    assert matches.contamination.tolist() == [1.0, own / total]
+    assert matches.contamination.tolist() == [1.0, own_words / total]
     matches, _ = find_matches(hits, index, frequent, 0.3)
-    assert matches.contamination.tolist() == [len(quote.split()) / total, 1.0, own / total]
+    assert matches.contamination.tolist() == [len(quote.split()) / total, 1.0, own_words / total]
 
 
-def test_many_copies_of_one_ngram_on_both_sides_stay_bounded_work() -> None:
+def test_many_copies_of_one_ngram_are_bounded_work() -> None:
     index = build_index(pa.array(["ha " * 60], pa.large_string()), 5, 3)
     hits = find_ngrams(pa.array(["ha " * 50_000], pa.large_string()), index)
     assert len(hits.ngram) == 50_000 - 4
@@ -179,7 +181,7 @@ def cut(text: str, spans: list[tuple[int, int]], margin: int) -> str:
     return data.decode()
 
 
-def test_a_cut_takes_whole_lines_within_its_margin_and_whole_words_elsewhere() -> None:
+def test_cut_takes_lines_within_its_margin_and_words_elsewhere() -> None:
     text = "keep this line\nask me a THE MATCH of it\nanswer here\nkeep that line too"
     begin = text.index("THE")
     span = [(begin, begin + len("THE MATCH"))]
@@ -193,7 +195,7 @@ def test_a_cut_takes_whole_lines_within_its_margin_and_whole_words_elsewhere() -
 
 @settings(deadline=None)
 @given(st.text(alphabet="ab é\n日", min_size=1, max_size=30), st.integers(0, 12), st.data())
-def test_cuts_hold_their_spans_and_stay_within_the_margin(text: str, margin: int, data: st.DataObject) -> None:
+def test_cuts_contain_their_spans_and_stay_within_the_margin(text: str, margin: int, data: st.DataObject) -> None:
     borders = [0, *np.cumsum([len(char.encode()) for char in text]).tolist()]
     pairs = [sorted(data.draw(st.tuples(st.sampled_from(borders), st.sampled_from(borders)))) for _ in range(3)]
     begins, ends = (np.array(side, np.int64) for side in zip(*pairs))
@@ -213,9 +215,9 @@ def test_cuts_hold_their_spans_and_stay_within_the_margin(text: str, margin: int
 
 
 def test_random_prose_has_no_matches() -> None:
-    source = random.Random(3)
+    rng = random.Random(3)
     vocabulary = [f"w{n}" for n in range(300)]
-    parts = [" ".join(source.choices(vocabulary, k=40)) for _ in range(50)]
-    texts = [" ".join(source.choices(vocabulary, k=3000)) for _ in range(5)]
+    parts = [" ".join(rng.choices(vocabulary, k=40)) for _ in range(50)]
+    texts = [" ".join(rng.choices(vocabulary, k=3000)) for _ in range(5)]
     index = build_index(pa.array(parts, pa.large_string()), 13, 8)
     assert len(find_ngrams(pa.array(texts, pa.large_string()), index).text) == 0

@@ -1,4 +1,4 @@
-"""n-gram models: training against the definition, reading ARPA files and scoring against KenLM."""
+"""n-gram models: training by the definition, ARPA files, and scores equal to KenLM's."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class PlainModel:
         n1, n2, n3, n4 = (sum(count == k for count in counts.values()) for k in (1, 2, 3, 4))
         if n1 and n2 and n3 and n4:
             y = n1 / (n1 + 2 * n2)
-            found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-            if all(0 <= d <= k for k, d in enumerate(found, 1)):
-                return found
+            discounts = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+            if all(0 <= d <= k for k, d in enumerate(discounts, 1)):
+                return discounts
         return FALLBACK_DISCOUNTS
 
     def backoff(self, context: Gram) -> float:
@@ -119,11 +119,10 @@ class PlainModel:
 
 
 def random_texts(seed: int, count: int) -> list[str]:
-    source = random.Random(seed)
+    rng = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(len(WORDS))]
     return [
-        "\n".join(" ".join(source.choices(WORDS, weights, k=source.randint(0, 8))) for _ in range(3))
-        for _ in range(count)
+        "\n".join(" ".join(rng.choices(WORDS, weights, k=rng.randint(0, 8))) for _ in range(3)) for _ in range(count)
     ]
 
 
@@ -141,15 +140,15 @@ TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "ç", "\n"]), max_size=12).
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(TEXTS.filter(lambda texts: any(text.strip() for text in texts)), TEXTS, st.integers(2, 4))
-def test_the_trained_model_is_the_one_of_the_definition(texts: list[str], others: list[str], order: int) -> None:
+def test_trained_model_equals_the_definition(texts: list[str], unseen: list[str], order: int) -> None:
     plain, tables = PlainModel(texts, order), trained(texts, order)
-    seen = [*texts, *others, "a never b", "never\n\n a"]
-    scores, sizes = score_texts(tables, as_array(seen))
-    assert scores.tolist() == pytest.approx([plain.score(text) for text in seen], abs=1e-4)
-    assert sizes.tolist() == [sum(len(sentence) - 1 for sentence in sentences_of([text])) for text in seen]
+    scored_texts = [*texts, *unseen, "a never b", "never\n\n a"]
+    scores, sizes = score_texts(tables, as_array(scored_texts))
+    assert scores.tolist() == pytest.approx([plain.score(text) for text in scored_texts], abs=1e-4)
+    assert sizes.tolist() == [sum(len(sentence) - 1 for sentence in sentences_of([text])) for text in scored_texts]
 
 
-def test_more_text_has_discounts_of_its_own_and_every_context_sums_to_one() -> None:
+def test_larger_corpus_has_own_discounts_and_contexts_sum_to_one() -> None:
     texts = random_texts(1, 60)
     plain, tables = PlainModel(texts, 3), trained(texts, 3)
     assert plain.discounts[2] != FALLBACK_DISCOUNTS
@@ -157,7 +156,7 @@ def test_more_text_has_discounts_of_its_own_and_every_context_sums_to_one() -> N
     assert scores.tolist() == pytest.approx([plain.score(text) for text in texts], abs=1e-3)
     for context in [(), ("cat",), ("<s>", "the"), ("never", "the")]:
         assert sum(plain.probability(word, context) for word in plain.vocabulary) == pytest.approx(1.0)
-    # Of two words on a line the second, or the end, is as likely as the kernel says: all of them sum to one, too.
+    # The kernel's probabilities of the second word of a line, or of its end, sum to one as well.
     lines = [f"the {word}" for word in sorted(plain.vocabulary - {"</s>"})]
     firsts = [score_texts(tables, as_array(["the"]))[0][0] - math.log10(plain.probability("</s>", ("<s>", "the")))]
     seconds = [
@@ -168,7 +167,7 @@ def test_more_text_has_discounts_of_its_own_and_every_context_sums_to_one() -> N
     assert total == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_order_of_the_texts_changes_nothing(tmp_path: Path) -> None:
+def test_order_of_texts_does_not_change_the_model(tmp_path: Path) -> None:
     texts = random_texts(2, 30)
     for name, order in (("a", texts), ("b", texts[::-1])):
         write_entries(tmp_path / name, train_entries(read_sentences(as_array(order)), 4))
@@ -179,7 +178,7 @@ def test_the_order_of_the_texts_changes_nothing(tmp_path: Path) -> None:
     assert score_texts(tables, as_array(texts))[0].tolist() == score_texts(again, as_array(texts))[0].tolist()
 
 
-def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> None:
+def test_trained_model_scores_like_its_arpa_file_in_kenlm(tmp_path: Path) -> None:
     kenlm = pytest.importorskip("kenlm")
     texts = random_texts(5, 40)
     path = tmp_path / "model.arpa"
@@ -190,53 +189,51 @@ def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> Non
     assert scores.tolist() == pytest.approx(theirs, abs=1e-4)
 
 
-def test_texts_are_normalised_as_ccnet_does() -> None:
+def test_texts_are_normalised_like_ccnet() -> None:
     text = "  Élan “Vital”, № 12…\n\t３ — it's\x07 fine\u00a0\n\n"
     assert normalise([text], "ccnet") == ['elan "vital", № 00...\n0  -  it\'s fine\n\n']
     assert normalise([text], "lower") == [text.lower()]
     assert normalise([text], "none", 4) == ["  Él"]
 
 
-def test_perplexity_is_ten_to_the_mean_and_a_text_without_words_has_none() -> None:
-    found = perplexities(lambda texts: (np.array([-4.0, 0.0]), np.array([2, 0])), as_array(["a", " "]))
-    assert found[0] == 100.0
-    assert math.isnan(found[1])
+def test_perplexity_is_ten_to_the_mean_and_nan_without_words() -> None:
+    values = perplexities(lambda texts: (np.array([-4.0, 0.0]), np.array([2, 0])), as_array(["a", " "]))
+    assert values[0] == 100.0
+    assert math.isnan(values[1])
 
 
-def test_a_given_model_takes_kenlm_a_local_file_and_one_that_kenlm_can_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_kenlm_model_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kenlm = pytest.importorskip("kenlm")
     path = tmp_path / "m.arpa"
     path.write_text("some text\n")
-    with pytest.raises(PerplexityError, match=r"is not an n-gram model that KenLM can read \(an ARPA file .*some text"):
+    with pytest.raises(PerplexityError, match=r"m\.arpa.*KenLM.*some text"):
         load_scores(str(path), "broken")
-    with pytest.raises(PerplexityError, match=r"m\.arpa: KenLM reads local files; copy the model here"):
+    with pytest.raises(PerplexityError, match=r"m\.arpa: KenLM .*local"):
         load_scores("memory://models/m.arpa", "elsewhere")
     monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(PerplexityError, match=r"on Python 3.12 or older, with: pip install 'gristmill\[kenlm\]'"):
+    with pytest.raises(PerplexityError, match=r"3\.12.*pip install 'gristmill\[kenlm\]'"):
         load_scores(str(path), "none")
     assert kenlm.Model is not None
 
 
-def test_an_arpa_file_scores_as_the_definition_says_and_lines_without_words_do_not_count(tmp_path: Path) -> None:
+def test_arpa_file_scores_equal_the_definition_without_empty_lines(tmp_path: Path) -> None:
     pytest.importorskip("kenlm")
     path, plain = tmp_path / "model.arpa", PlainModel(random_texts(3, 50), 4)
     path.write_text(plain.arpa())
-    seen = [*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n", "the\u00a0cat"]
-    logs, sizes = load_scores(str(path), "x")(as_array(seen))
-    words = [[line.split() for line in text.encode().split(b"\n") if line.split()] for text in seen]
+    scored_texts = [*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n", "the\u00a0cat"]
+    logs, sizes = load_scores(str(path), "x")(as_array(scored_texts))
+    words = [[line.split() for line in text.encode().split(b"\n") if line.split()] for text in scored_texts]
     assert sizes.tolist() == [sum(len(line) + 1 for line in lines) for lines in words]
-    assert sizes.tolist()[-3:] == [0, 0, 2], "of white space only that of ASCII separates words, as KenLM has it"
-    expected = [*(plain.score(text) for text in seen[:-1]), plain.score("unknown")]
+    assert sizes.tolist()[-3:] == [0, 0, 2], "only ASCII white space separates words, as in KenLM"
+    expected = [*(plain.score(text) for text in scored_texts[:-1]), plain.score("unknown")]
     assert logs.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def write_kenlm_binary(arpa: Path, binary: Path) -> None:
-    """Have KenLM's own library write the binary form of an ARPA file, as its program build_binary does.
+    """Have KenLM's own library write the binary form of an ARPA file, like its program build_binary.
 
     The Python package loads models and does not build them; the library beside it does both. Of its `lm::ngram::Config`
-    (lm/config.hh) as version 0.3.0 lays it out, `write_mmap` names the file to write.
+    (lm/config.hh) in version 0.3.0, `write_mmap` names the file to write.
     """
     kenlm = pytest.importorskip("kenlm")
     place = Path(kenlm.__file__).with_name("libkenlm.so")
@@ -257,13 +254,15 @@ def write_kenlm_binary(arpa: Path, binary: Path) -> None:
     assert load(str(arpa).encode(), config, probing)
 
 
-def test_a_binary_model_of_kenlm_scores_as_the_arpa_file_that_it_was_made_from(tmp_path: Path) -> None:
+def test_binary_kenlm_model_scores_like_its_arpa_file(tmp_path: Path) -> None:
     arpa, binary = tmp_path / "model.arpa", tmp_path / "model.bin"
     arpa.write_text(PlainModel(random_texts(3, 50), 4).arpa())
     write_kenlm_binary(arpa, binary)
     assert binary.read_bytes().startswith(b"mmap lm http://kheafield.com/code")
-    seen = as_array([*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n"])
-    (logs, sizes), (expected_logs, expected_sizes) = (load_scores(str(path), "x")(seen) for path in (binary, arpa))
+    scored_texts = as_array([*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n"])
+    (logs, sizes), (expected_logs, expected_sizes) = (
+        load_scores(str(path), "x")(scored_texts) for path in (binary, arpa)
+    )
     assert logs.tolist() == pytest.approx(expected_logs.tolist(), abs=1e-4)
     assert sizes.tolist() == expected_sizes.tolist()
     assert min(logs) < -10 < 0 == logs[-1]
@@ -275,13 +274,13 @@ SHOUT = "buy cheap pills now click here best offer win cash prize today only".sp
 
 def corpus() -> Iterator[tuple[str, str, str]]:
     for number in range(60):
-        source = random.Random(number)
-        yield "wiki", f"w{number}", " ".join(source.choices(FIELDS, k=30))
-        yield "web", f"g{number}", " ".join(source.choices(FIELDS, k=20)) + "\n" + " ".join(source.choices(FIELDS, k=9))
-        yield "web", f"b{number}", " ".join(source.choices(SHOUT, k=30))
+        rng = random.Random(number)
+        yield "wiki", f"w{number}", " ".join(rng.choices(FIELDS, k=30))
+        yield "web", f"g{number}", " ".join(rng.choices(FIELDS, k=20)) + "\n" + " ".join(rng.choices(FIELDS, k=9))
+        yield "web", f"b{number}", " ".join(rng.choices(SHOUT, k=30))
 
 
-def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
+def test_stage_trains_scores_and_buckets_for_any_shards(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     documents = [*corpus(), ("web", "empty", " ")]
@@ -322,7 +321,7 @@ def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
     assert summary["buckets"]["head"]["all"]["kept"] == 36
 
 
-def test_the_model_learns_from_no_more_than_it_may_and_never_from_what_is_held_out(
+def test_model_learns_within_max_bytes_and_without_the_holdout(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     inputs = {"ingest": write_ingest("ingest", [list(corpus())])}
@@ -335,16 +334,16 @@ def test_the_model_learns_from_no_more_than_it_may_and_never_from_what_is_held_o
     summary = quality.run(inputs, less, tmp_path / "b", make_context("work b"))
     assert 4 <= sum(model["documents"] for model in summary["ngrams"]) <= 8
     nothing = {"perplexity": {"ngram": {"sources": ["novels"]}}}
-    with pytest.raises(QualityError, match=r"sources of the n-gram model \(novels\) have 0 documents left"):
+    with pytest.raises(QualityError, match=r"novels.* 0 documents"):
         quality.run(inputs, nothing, tmp_path / "c", make_context("work c"))
 
 
-def test_what_a_model_was_trained_on_surprises_it_as_much_as_other_text_of_its_kind(
+def test_training_documents_are_scored_by_a_model_that_has_not_seen_them(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    source = random.Random(8)
-    lines = [" ".join(f"w{source.randint(0, 30)}" for _ in range(20)) for _ in range(200)]
-    texts = ["\n".join([line] * source.randint(1, 4)) for line in lines]
+    rng = random.Random(8)
+    lines = [" ".join(f"w{rng.randint(0, 30)}" for _ in range(20)) for _ in range(200)]
+    texts = ["\n".join([line] * rng.randint(1, 4)) for line in lines]
     documents = [("seen" if number < 100 else "unseen", str(number), text) for number, text in enumerate(texts)]
     inputs = {"ingest": write_ingest("ingest", [documents])}
     config = {"perplexity": {"ngram": {"sources": ["seen"]}}}
@@ -358,12 +357,12 @@ def test_what_a_model_was_trained_on_surprises_it_as_much_as_other_text_of_its_k
 @pytest.mark.parametrize(
     ("perplexity", "message"),
     [
-        ({}, "perplexity needs a model"),
-        ({"model": "m", "buckets": [0.3, 0.6]}, "add `ngram` or `kenlm`"),
-        ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
-        ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending order"),
+        ({}, "perplexity"),
+        ({"model": "m", "buckets": [0.3, 0.6]}, "`ngram` or `kenlm`"),
+        ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "n-gram model"),
+        ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending"),
     ],
 )
-def test_a_section_needs_exactly_one_ngram_model(perplexity: dict[str, Any], message: str) -> None:
+def test_section_needs_exactly_one_ngram_model(perplexity: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate({"perplexity": perplexity})

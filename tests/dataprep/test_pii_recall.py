@@ -1,4 +1,4 @@
-"""The ruler for personal data: what it plants is what it says, and the detectors stay as good as they were."""
+"""The benchmark for personal data plants what it claims, and the detectors keep their recall and precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.mixtures.steps.clean import PiiKind
 SAMPLES = sentences(7, 30)
 
 
-def test_the_sentences_are_the_same_every_time_and_hold_their_values() -> None:
+def test_sentences_are_deterministic_and_contain_their_values() -> None:
     assert sentences(7, 2) == sentences(7, 2) != sentences(8, 2)
     assert len(SAMPLES) == 30 * (sum(map(len, POSITIVES.values())) + len(NEGATIVES))
     assert all(sample.text.isascii() and 0 <= sample.begin < sample.end <= len(sample.text) for sample in SAMPLES)
@@ -23,23 +23,23 @@ def test_the_sentences_are_the_same_every_time_and_hold_their_values() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nearly_all_is_found_and_nearly_nothing_else(kind: PiiKind) -> None:
+def test_detectors_have_high_recall_and_precision(kind: PiiKind) -> None:
     recall, precision, _ = score(SAMPLES, kind, partial(found_by_us, kind=kind))
     assert recall >= 0.99
     assert precision >= 0.97  # a tenth of all numbers have the check digit of a card
 
 
-def test_a_score_counts_whole_values_as_found_and_other_places_as_false() -> None:
+def test_score_counts_only_exact_spans_as_found() -> None:
     kind: PiiKind = "email"
-    own = [sample for sample in SAMPLES if sample.kind == kind][:4]
-    other = [sample for sample in SAMPLES if sample.kind is None][:1]
-    places = [[(sample.begin, sample.end)] for sample in own[:2]]
-    places += [[(own[2].begin + 1, own[2].end)], [], [(0, 1), (1, 2)]]
-    assert score([*own, *other], kind, lambda texts: places) == (2 / 4, 3 / 5, 2)
+    emails = [sample for sample in SAMPLES if sample.kind == kind][:4]
+    negatives = [sample for sample in SAMPLES if sample.kind is None][:1]
+    places = [[(sample.begin, sample.end)] for sample in emails[:2]]
+    places += [[(emails[2].begin + 1, emails[2].end)], [], [(0, 1), (1, 2)]]
+    assert score([*emails, *negatives], kind, lambda texts: places) == (2 / 4, 3 / 5, 2)
 
 
 @pytest.mark.referee
-def test_the_peer_keeps_the_same_lines_of_the_benchmark_s_text() -> None:
+def test_datatrove_keeps_the_same_lines_of_the_benchmark_text() -> None:
     pytest.importorskip("datatrove")
     import pyarrow as pa
 

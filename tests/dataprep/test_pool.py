@@ -1,6 +1,6 @@
-"""Worker processes: they share the work, a dead one ends the job with a clear error, none outlives its parent.
+"""Worker processes: they share the work, a dead one ends the job, none outlives its parent.
 
-They are forked from one server for all jobs of a process, and are as if started by themselves.
+One server per process forks the workers of all its jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.pool import modules_of
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ingest_task
+from tests.dataprep.process_state import is_running
+from tests.servers import wait_for
 
 PATIENCE_SECONDS = 60
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
@@ -32,36 +33,21 @@ def context(work: Path, **settings: Any) -> Context:
     return Context(work=work, emit=lambda event: None, mode="processes", workers=2, **settings)
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
-
 def report_pid(out: Path, task: Task) -> Done:
-    """The first task waits for all others, so that two workers are at work, and whoever is free does the rest."""
+    """Let the first task wait for all others, so that the second worker does the rest."""
     if task.payload["n"] == 0:
-        wait_until(lambda: len(list(out.glob("*.done"))) == len(TASKS) - 1)
+        wait_for(lambda: len(list(out.glob("*.done"))) == len(TASKS) - 1, "the end of the other tasks")
     path = out / f"{task.name}.done"
     with atomic_write(path) as sink:
         sink.write(b"done")
     return Done([path], {"pid": os.getpid(), "parent": os.getppid()})
 
 
-def test_work_is_spread_over_processes_and_a_long_shard_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_long_task_does_not_hold_up_the_others(tmp_path: Path) -> None:
     results = run_tasks("job", TASKS, partial(report_pid, tmp_path), context(tmp_path / "work"))
     assert len({result["pid"] for result in results}) == 2
     (server,) = {result["parent"] for result in results}
@@ -70,44 +56,42 @@ def test_work_is_spread_over_processes_and_a_long_shard_does_not_hold_up_the_oth
     assert not any(is_running(result["pid"]) for result in results)
 
 
-def die(how: str, task: Task) -> Done:
+def die(cause: str, task: Task) -> Done:
     if task.payload["n"] == 3:
         print("the last words", flush=True)
-        if how == "exit":
+        if cause == "exit":
             os._exit(7)
-        os.kill(os.getpid(), signal.Signals[how])
+        os.kill(os.getpid(), signal.Signals[cause])
     return Done([], {"n": task.payload["n"]})
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("cause", "message"),
     [
-        ("SIGKILL", r"worker [01] \(pid \d+\) was killed by signal 9, most likely out of memory"),
-        ("SIGSEGV", r"worker [01] \(pid \d+\) was killed by signal 11 \(SIGSEGV\)"),
-        ("exit", r"worker [01] \(pid \d+\) ended with exit code 7"),
+        ("SIGKILL", r"worker [01] \(pid \d+\) .*signal 9.*memory"),
+        ("SIGSEGV", r"worker [01] \(pid \d+\) .*signal 11 \(SIGSEGV\)"),
+        ("exit", r"worker [01] \(pid \d+\) .*exit code 7"),
     ],
 )
-def test_a_worker_that_dies_ends_the_job_with_what_happened_and_its_last_words(
-    tmp_path: Path, how: str, message: str
-) -> None:
-    with pytest.raises(WorkerError, match=message + "(?s:.*)it printed:\n.*the last words"):
-        run_tasks("job", TASKS, partial(die, how), context(tmp_path / "work"))
+def test_dead_worker_ends_the_job_with_the_cause_and_its_output(tmp_path: Path, cause: str, message: str) -> None:
+    with pytest.raises(WorkerError, match=message + "(?s:.*)the last words"):
+        run_tasks("job", TASKS, partial(die, cause), context(tmp_path / "work"))
 
 
 def die_beside_a_long_task(out: Path, task: Task) -> Done:
-    """The second worker dies once the first is in the middle of a task that does not end by itself."""
+    """Kill the second worker while the first runs a task that does not end by itself."""
     if task.payload["n"] == 0:
-        (out / "begun").write_text(str(os.getpid()))
+        (out / "started").write_text(str(os.getpid()))
         signal.pause()
-    wait_until((out / "begun").exists)
+    wait_for((out / "started").exists, "the start of the long task")
     os.kill(os.getpid(), signal.SIGKILL)
     return Done()
 
 
-def test_a_worker_that_dies_is_seen_while_the_others_are_busy_and_they_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"worker 1 \(pid \d+\) was killed by signal 9"):
+def test_dead_worker_is_noticed_while_others_are_busy(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker 1 \(pid \d+\) .*signal 9"):
         run_tasks("job", TASKS[:2], partial(die_beside_a_long_task, tmp_path), context(tmp_path / "work"))
-    assert not is_running(int((tmp_path / "begun").read_text()))
+    assert not is_running(int((tmp_path / "started").read_text()))
 
 
 def fail_on_three(task: Task) -> Done:
@@ -116,16 +100,14 @@ def fail_on_three(task: Task) -> Done:
     return Done([], {})
 
 
-def test_what_a_task_raises_keeps_its_type_and_names_the_task(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_task_error_keeps_its_type_and_names_the_task(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LookupError) as caught:
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work"))
     assert str(caught.value) == "job/t3: LookupError: three is not allowed"
     assert "in fail_on_three" in caught.value.__notes__[0]
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert "Traceback" not in shown.err
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert "Traceback" not in output.err
 
 
 def say(task: Task) -> Done:
@@ -133,11 +115,11 @@ def say(task: Task) -> Done:
     return Done([], {})
 
 
-def test_what_workers_print_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_workers_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_tasks("job", TASKS, say, context(tmp_path / "work"))
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert sorted(line.partition(": ")[2] for line in shown.err.splitlines()) == [
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert sorted(line.partition(": ")[2] for line in output.err.splitlines()) == [
         f"task t{n} says hello" for n in range(6)
     ]
 
@@ -150,18 +132,17 @@ def run(work: Path, process: Any = tell_pids) -> list[dict[str, Any]]:
     return run_tasks("job", TASKS, process, context(work))
 
 
-@pytest.mark.slow
-def test_the_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
+def test_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
     first, second = run(tmp_path / "first"), run(tmp_path / "second")
     assert {result["server"] for result in first + second} == {first[0]["server"]}
     assert not {result["pid"] for result in first} & {result["pid"] for result in second}
 
 
-def test_workers_have_the_folder_and_the_environment_of_when_the_job_began(
+def test_workers_have_the_folder_and_environment_of_the_jobs_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def see(task: Task) -> Done:
-        """In here, so that it is sent as it is, and need not be found below the folder."""
+        """Local, so that it is pickled by value and not imported from the folder."""
         return Done([], {"folder": os.getcwd(), **{name: os.environ[name] for name in ("SOME", "OMP_NUM_THREADS")}})
 
     run(tmp_path / "before")
@@ -178,14 +159,13 @@ def kill_server(task: Task) -> Done:
     return Done()
 
 
-@pytest.mark.slow
-def test_a_server_that_is_killed_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) ended"):
+def test_killed_server_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) "):
         run(tmp_path / "killed", kill_server)
     assert len(run(tmp_path / "next")) == len(TASKS)
 
 
-def test_only_modules_of_the_package_are_imported_before_the_fork() -> None:
+def test_only_package_modules_are_imported_before_the_fork() -> None:
     assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == ["gristmill.dataprep.reading.ingest"]
     assert list(modules_of(partial(run_tasks, ingest_task))) == [
         "gristmill.dataprep.jobs.tasks",
@@ -212,7 +192,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_an_interrupt_reaches_the_caller_as_such(tmp_path: Path, mode: str) -> None:
+def test_interrupt_reaches_the_caller(tmp_path: Path, mode: str) -> None:
     def interrupt(parent: int, task: Task) -> Done:
         os.kill(parent, signal.SIGINT)
         return Done()
@@ -228,9 +208,7 @@ def test_an_interrupt_reaches_the_caller_as_such(tmp_path: Path, mode: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_neither_workers_nor_their_server_outlive_the_process_that_started_them(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_workers_and_server_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)],
         stdout=subprocess.DEVNULL,
@@ -238,12 +216,12 @@ def test_neither_workers_nor_their_server_outlive_the_process_that_started_them(
     )
     try:
         files = [tmp_path / "a.pid", tmp_path / "b.pid"]
-        wait_until(lambda: all(path.exists() and path.read_text() for path in files))
+        wait_for(lambda: all(path.exists() and path.read_text() for path in files), "the start of both workers")
         parent.send_signal(number)
         assert parent.wait(PATIENCE_SECONDS) != 0
         started = {int(pid) for path in files for pid in path.read_text().split()}
         assert len(started) == 3
-        wait_until(lambda: not any(map(is_running, started)))
+        wait_for(lambda: not any(map(is_running, started)), "the end of the workers and their server")
     finally:
         parent.kill()
         parent.wait()

@@ -1,3 +1,5 @@
+"""Audit of preference pairs: duplicates, contradictions, length bias, leaks."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -41,16 +43,16 @@ def test_duplicates_contradictions_and_length_are_counted() -> None:
     assert audit([])["longer_chosen"] is None
 
 
-def test_only_what_is_wrong_is_warned_of() -> None:
+def test_only_problems_are_warned_about() -> None:
     fine = [pair(f"q{n}", "ab" * (1 + n % 2), "abc") for n in range(10)]
     assert warnings_of("set", audit(fine)) == []
-    said = warnings_of("set", {**audit(PAIRS), "same_answers": 2})
-    assert [line.split(" pairs ")[1].split(" ")[0] for line in said] == ["repeat", "have", "have", "have"]
+    messages = warnings_of("set", {**audit(PAIRS), "same_answers": 2})
+    assert [line.split(" pairs ")[1].split(" ")[0] for line in messages] == ["repeat", "have", "have", "have"]
     (longer,) = warnings_of("set", audit([pair(f"q{n}", "longer", "short") for n in range(10)]))
     assert "100%" in longer
 
 
-def test_answers_of_equal_length_are_no_length_bias() -> None:
+def test_ties_are_not_a_length_bias() -> None:
     ties = [pair(f"tie {n}", "even", "odds") for n in range(98)]
     longer = [pair(f"longer {n}", "longer", "short") for n in range(80)]
     assert audit([*ties, *longer[:2]])["longer_chosen"] == (2 + 98 / 2) / 100
@@ -60,27 +62,25 @@ def test_answers_of_equal_length_are_no_length_bias() -> None:
 
 
 @pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
-def test_a_real_set_is_measured() -> None:
+def test_real_set_is_audited() -> None:
     path = data_folder() / "dpo/hh_harmless_base_test.jsonl.gz"
-    found = audit(read_set(str(path), "dpo", max_quarantined=0.01).examples)
-    assert (found["pairs"], found["prompts"], found["duplicates"]) == (2299, 2297, 0)
-    assert found["longer_chosen"] == pytest.approx(0.446, abs=5e-4)
+    measures = audit(read_set(str(path), "dpo", max_quarantined=0.01).examples)
+    assert (measures["pairs"], measures["prompts"], measures["duplicates"]) == (2299, 2297, 0)
+    assert measures["longer_chosen"] == pytest.approx(0.446, abs=5e-4)
 
 
-def test_pairs_that_hold_an_evaluation_item_in_prompt_or_chosen_answer_are_counted(tmp_path: Path) -> None:
+def test_leaked_evaluation_items_are_counted(tmp_path: Path) -> None:
     item = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"question": item}) + "\n" + json.dumps({"question": "short"}))
     section = Decontaminate.model_validate({"against": str(tmp_path / "quiz.jsonl")})
     texts = [f"Well: {item.upper()}?", "nothing", f"{item}!", "the seven rivers of the old kingdom"]
-    found = leaks_into(texts, section)
-    assert found == {"quiz": {"items": 2, "leaked": 1, "texts": 2}}
-    # An n-gram of many texts is common property, unless nearly all of the item is there.
+    leaks = leaks_into(texts, section)
+    assert leaks == {"quiz": {"items": 2, "leaked": 1, "texts": 2}}
+    # An n-gram of many texts is ignored, unless the text holds nearly all of the item.
     part = " ".join(item.split()[:13])
     assert leaks_into([*texts, part], section)["quiz"]["texts"] == 3
-    assert leaks_into([*texts, *[part] * 20], section) == found
-    said = warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": found})
-    assert said == [
-        "set: 2 of 4 pairs hold an item of the evaluation set quiz in prompt or chosen answer (1 of its 2 "
-        "items), so that scores on it are too high; drop them with dpo.prepare: [decontaminate: ...]"
-    ]
+    assert leaks_into([*texts, *[part] * 20], section) == leaks
+    (warning,) = warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": leaks})
+    for fact in ("set: 2 of 4 pairs", "quiz", "1 of its 2 items", "dpo.prepare: [decontaminate: ...]"):
+        assert fact in warning
     assert warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": None}) == []

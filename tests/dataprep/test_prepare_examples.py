@@ -1,4 +1,4 @@
-"""Examples through the stages that prepare documents: what each step judges, who survives, and that nobody is lost."""
+"""Examples through the document stages: views, survivors, and balanced counts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def chat(question: str, answer: str, **more: str) -> dict[str, Any]:
-    return {"prompt": question, "completion": answer, **more}
+def chat(question: str, answer: str, **keys: str) -> dict[str, Any]:
+    return {"prompt": question, "completion": answer, **keys}
 
 
-def steps(*given: dict[str, Any]) -> list[dict[str, Any]]:
-    return [ExampleStep.model_validate(step).model_dump(mode="json") for step in given]
+def steps(*entries: dict[str, Any]) -> list[dict[str, Any]]:
+    return [ExampleStep.model_validate(entry).model_dump(mode="json") for entry in entries]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def evaluation(tmp_path: Path) -> str:
 
 @pytest.fixture
 def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
-    """Two sets; of the first one record is of no form, one is twice there, one leaks, and one answer is bad."""
+    """Two sets; the first has a record of no form, a repeated one, a leaked one and a blocked one."""
     first = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(4)]
     first += [
         chat("question 0", " ".join(WORDS[:12])),
@@ -71,7 +71,7 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
     }
 
 
-def test_every_record_is_refused_dropped_by_a_rule_or_left(
+def test_every_record_is_rejected_dropped_or_kept(
     sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     summary = run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
@@ -82,10 +82,16 @@ def test_every_record_is_refused_dropped_by_a_rule_or_left(
         "decontaminate/max_contamination": 1,
     }
     assert second["dropped"] == {"exact_duplicate": 1}
-    for one in (first, second):
-        assert one["records"] == one["refused"] + sum(one["dropped"].values()) + one["quarantined"] + one["kept"]
+    for counts in (first, second):
+        assert (
+            counts["records"]
+            == counts["refused"] + sum(counts["dropped"].values()) + counts["quarantined"] + counts["kept"]
+        )
     assert (first["records"], first["refused"], first["kept"], second["kept"]) == (9, 1, 5, 1)
-    assert [(step["stage"], step["judges"], step["counts"]["read"]) for step in summary["steps"]] == [
+    assert [
+        (summary_step["stage"], summary_step["judges"], summary_step["counts"]["read"])
+        for summary_step in summary["steps"]
+    ] == [
         ("filter", "answer", 10),
         ("dedup", "conversation", 9),
         ("decontaminate", "conversation", 7),
@@ -95,27 +101,31 @@ def test_every_record_is_refused_dropped_by_a_rule_or_left(
     assert (refused["set"], refused["place"]) == ("first", "first.jsonl:6")
 
 
-def test_a_function_of_the_users_judges_examples_too(make_context: Callable[..., Context], tmp_path: Path) -> None:
-    own = step(tmp_path / "code", "def step(text: str) -> dict: return {'words': len(text.split())}", min={"words": 2})
+def test_user_function_judges_examples(make_context: Callable[..., Context], tmp_path: Path) -> None:
+    own_step = step(
+        tmp_path / "code", "def step(text: str) -> dict: return {'words': len(text.split())}", min={"words": 2}
+    )
     data = write(tmp_path / "chats.jsonl", [chat("a long question", "no"), chat("short", "a long answer")])
-    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own})}
+    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own_step})}
     summary = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     assert (summary["sets"][0]["dropped"], summary["sets"][0]["kept"]) == ({"annotate/min_words": 1}, 1)
     assert summary["steps"][0]["judges"] == "answer"
 
 
-def test_examples_are_judged_by_the_rules_of_the_language_that_a_step_before_measured(
+def test_examples_are_judged_by_the_rules_of_their_language(
     make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    own = step(tmp_path / "code", "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else 'en'}")
+    own_step = step(
+        tmp_path / "code", "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else 'en'}"
+    )
     data = write(tmp_path / "chats.jsonl", [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")])
     rules = {
         "rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
         "by_language": {"de": {"gopher_quality": {"min_words": 6}}},
     }
-    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own}, {"filter": rules})}
-    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
-    assert (found["dropped"], found["kept"]) == ({"de/gopher_quality/min_words": 1}, 1)
+    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own_step}, {"filter": rules})}
+    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
+    assert (set_summary["dropped"], set_summary["kept"]) == ({"de/gopher_quality/min_words": 1}, 1)
 
 
 @pytest.mark.parametrize(
@@ -126,46 +136,44 @@ def test_examples_are_judged_by_the_rules_of_the_language_that_a_step_before_mea
         f"Context: none\nQuestion: {LEAK}?\nAnswer:",
     ],
 )
-def test_a_disguised_item_of_an_evaluation_set_is_no_example(
+def test_disguised_evaluation_item_is_dropped(
     disguised: str, make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     evaluation = write(tmp_path / "quiz.jsonl", [{"question": f"Question: {LEAK}\nAnswer:"}])
     data = write(tmp_path / "chats.jsonl", [chat(disguised, "none"), chat("question 1", "yes")])
     config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"decontaminate": {"against": evaluation}})}
-    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
-    assert (found["dropped"], found["kept"]) == ({"decontaminate/max_contamination": 1}, 1)
+    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
+    assert (set_summary["dropped"], set_summary["kept"]) == ({"decontaminate/max_contamination": 1}, 1)
 
 
-def test_survivors_are_the_examples_as_they_were_read(
+def test_survivors_equal_the_examples_as_read(
     sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
-    left = survivors(tmp_path / "out")
+    kept = survivors(tmp_path / "out")
     write(
         tmp_path / "valid.jsonl",
         [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines() if "no form" not in line],
     )
     read = read_examples(str(tmp_path / "valid.jsonl"), "sft")
-    once = [one for place, one in enumerate(read) if one not in read[:place]]
-    assert left["first"] == [one for one in once if one["messages"][0]["content"] not in (LEAK, "bad")]
-    assert [one["messages"][0]["content"] for one in left["second"]] == ["question 20"]
+    distinct = [example for place, example in enumerate(read) if example not in read[:place]]
+    assert kept["first"] == [example for example in distinct if example["messages"][0]["content"] not in (LEAK, "bad")]
+    assert [example["messages"][0]["content"] for example in kept["second"]] == ["question 20"]
     inputs = prepared_inputs(tmp_path / "out")
     assert list(inputs) == ["ingest", "filter", "dedup", "decontaminate"]
     table = read_documents(inputs, "part-00000.parquet")
     assert len(set(table["id"].to_pylist())) == len(table) == 10
     matches = read_table(tmp_path / "out" / "decontaminate" / "matches.parquet").to_pylist()
-    assert [one["locator"] for one in matches] == ["first.jsonl:7"]
+    assert [example["locator"] for example in matches] == ["first.jsonl:7"]
     data = [Instructions.model_validate(item) for item in sft_config["data"]]
     first, second = usable_sets(data, "sft", {"sft_prepare": tmp_path / "out"})
-    assert (first.examples, second.examples) == (left["first"], left["second"])
+    assert (first.examples, second.examples) == (kept["first"], kept["second"])
     assert first.counts["prepared_dropped"]["exact_duplicate"] == 1
-    assert [one.place for one in first.quarantined] == ["first.jsonl:6"]
+    assert [example.place for example in first.quarantined] == ["first.jsonl:6"]
     assert second.quarantined == []
 
 
-def test_no_step_that_drops_leaves_what_is_read_without_any(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
+def test_prepare_without_drops_keeps_the_examples(make_context: Callable[..., Context], tmp_path: Path) -> None:
     """Equal records too: each is a document of its own."""
     path = write(tmp_path / "twice.jsonl", [chat("q", "a"), chat("q", "a"), chat("r", "b")])
     config = {
@@ -210,11 +218,11 @@ TALK = {"messages": [*PAIR["prompt"], *PAIR["chosen"]]}
         ({"dedup": {}, "judge": "answer"}, "dpo", PAIR, '{"of": "x"}\n\nyes\n\nno'),
     ],
 )
-def test_a_step_judges_what_it_is_told(step: Any, kind: Any, example: Any, text: str) -> None:
+def test_view_of_a_step(step: Any, kind: Any, example: Any, text: str) -> None:
     assert view_text(view_of(ExampleStep.model_validate(step), kind), example) == text
 
 
-def test_pairs_are_duplicates_only_with_all_of_prompt_and_answers_and_leak_by_prompt_and_chosen_answer(
+def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
     make_context: Callable[..., Context], evaluation: str, tmp_path: Path
 ) -> None:
     def pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
@@ -234,12 +242,13 @@ def test_pairs_are_duplicates_only_with_all_of_prompt_and_answers_and_leak_by_pr
         "data": [{"path": write(tmp_path / "pairs.jsonl", rows)}],
         "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
     }
-    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
-    assert found["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 2}
-    left = [
-        (one["chosen"][0]["content"], one["rejected"][0]["content"]) for one in survivors(tmp_path / "out")["pairs"]
+    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
+    assert set_summary["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 2}
+    kept = [
+        (example["chosen"][0]["content"], example["rejected"][0]["content"])
+        for example in survivors(tmp_path / "out")["pairs"]
     ]
-    assert sorted(left) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
+    assert sorted(kept) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
 
 
 LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "yes"}]}
@@ -255,39 +264,37 @@ LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role"
         ({"decontaminate": {"against": ["e"]}}, True, "q\n\nyes"),
     ],
 )
-def test_a_labelled_answer_is_judged_alone_and_is_a_duplicate_only_with_its_label(
-    step: Any, label: bool, text: str
-) -> None:
+def test_view_of_a_labelled_answer(step: Any, label: bool, text: str) -> None:
     assert view_text(view_of(ExampleStep.model_validate(step), "dpo"), {**LABELLED, "label": label}) == text
 
 
 def test_labelled_answers_survive_with_their_labels(
     make_context: Callable[..., Context], evaluation: str, tmp_path: Path
 ) -> None:
-    """The same answer is there twice with one label, once with the other; an undesirable answer may hold an item."""
+    """One answer is there twice with one label and once with the other; an undesirable answer may hold an item."""
     rows = [
-        {"prompt": "q", "completion": said, "label": label}
-        for said, label in (("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))
+        {"prompt": "q", "completion": completion, "label": label}
+        for completion, label in (("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))
     ]
     config = {
         "kind": "dpo",
         "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
         "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
     }
-    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
-    assert found["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 1}
-    left = [(one["completion"][0]["content"], one["label"]) for one in survivors(tmp_path / "out")["labelled"]]
-    assert sorted(left) == [("a", False), ("a", True), ("c", False)]
+    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
+    assert set_summary["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 1}
+    kept = [
+        (example["completion"][0]["content"], example["label"]) for example in survivors(tmp_path / "out")["labelled"]
+    ]
+    assert sorted(kept) == [("a", False), ("a", True), ("c", False)]
 
 
-def test_examples_are_read_through_fsspec_from_wherever_they_lie(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
+def test_examples_are_read_from_any_store(make_context: Callable[..., Context], tmp_path: Path) -> None:
     rows = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(3)] * 2
     local = write(tmp_path / "chats.jsonl", rows)
     fs = fsspec.filesystem("memory")
     fs.pipe("/examples/chats.jsonl", (tmp_path / "chats.jsonl").read_bytes())
-    found = []
+    survivors_by_path = []
     for name, path in (
         ("here", local),
         ("away", "memory://examples/chats.jsonl"),
@@ -295,13 +302,15 @@ def test_examples_are_read_through_fsspec_from_wherever_they_lie(
     ):
         config = {"kind": "sft", "data": [{"path": path}], "prepare": steps({"dedup": {"minhash": None}})}
         run({}, config, tmp_path / name, make_context(name, stage="sft_prepare"))
-        found.append([one for of_set in survivors(tmp_path / name).values() for one in of_set])
+        survivors_by_path.append(
+            [example for example_set in survivors(tmp_path / name).values() for example in example_set]
+        )
     fs.rm("/examples", recursive=True)
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 3
+    assert survivors_by_path[0] == survivors_by_path[1] == survivors_by_path[2]
+    assert len(survivors_by_path[0]) == 3
 
 
-def test_the_least_alike_of_near_duplicates_come_first(make_context: Callable[..., Context], tmp_path: Path) -> None:
+def test_least_similar_duplicates_come_first(make_context: Callable[..., Context], tmp_path: Path) -> None:
     texts = [" ".join(WORDS), " ".join([*WORDS, "but", "me"]), " ".join([*WORDS, "but"]), "another thing altogether"]
     config = {
         "kind": "sft",
@@ -310,41 +319,39 @@ def test_the_least_alike_of_near_duplicates_come_first(make_context: Callable[..
     }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     twins = least_alike(tmp_path / "out")
-    assert {one["kept"] for one in twins} | {one["dropped"] for one in twins} == {f"a.jsonl:{n}" for n in (1, 2, 3)}
-    assert [one["jaccard"] for one in twins] == sorted(one["jaccard"] for one in twins)
-    assert all(one["dropped_text"].startswith("q\n\nthe quick") for one in twins)
+    assert {twin["kept"] for twin in twins} | {twin["dropped"] for twin in twins} == {f"a.jsonl:{n}" for n in (1, 2, 3)}
+    assert [twin["jaccard"] for twin in twins] == sorted(twin["jaccard"] for twin in twins)
+    assert all(twin["dropped_text"].startswith("q\n\nthe quick") for twin in twins)
     config["prepare"] = steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}})
     run({}, config, tmp_path / "none", make_context("none", stage="sft_prepare"))
     assert least_alike(tmp_path / "none") == []
 
 
-def test_a_set_of_which_nothing_is_left_and_a_set_that_is_not_there_are_errors(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
+def test_emptied_set_and_unknown_set_are_errors(make_context: Callable[..., Context], tmp_path: Path) -> None:
     config = {
         "kind": "sft",
         "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", "a")])}],
         "prepare": steps({"filter": {"rules": ["gopher_quality"]}}),
     }
-    with pytest.raises(ExamplesError, match=r"sft\.prepare leaves none of its 1 records: gopher_quality/min_w"):
+    with pytest.raises(ExamplesError, match=r"sft\.prepare .*1 records: gopher_quality/min_w"):
         run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     config["prepare"] = steps({"dedup": {"sources": ["b"]}})
-    with pytest.raises(ExamplesError, match=r"prepare\[0\]\.dedup: there is no set 'b' \(sets, by their files: a\)"):
+    with pytest.raises(ExamplesError, match=r"prepare\[0\]\.dedup: .*'b' .*: a\)"):
         run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([{"clean": {}}], "clean is for documents only; examples have filter, dedup, langid, decontaminate"),
-        ([{"judge": "answer"}], "one step per entry"),
-        ([{"filter": {}, "dedup": {}}], "one step per entry"),
-        ([{"decontaminate": {"against": "e", "action": "excise"}}], "decontaminate.action cannot be excise"),
-        ([{"langid": {"lines": True, "cut_other_lines": True}}], "langid.cut_other_lines is not supported"),
-        (["dedup", {"dedup": {}}], "prepare has dedup twice"),
+        ([{"clean": {}}], "clean .*filter, dedup, langid, decontaminate"),
+        ([{"judge": "answer"}], "one step"),
+        ([{"filter": {}, "dedup": {}}], "one step"),
+        ([{"decontaminate": {"against": "e", "action": "excise"}}], r"decontaminate\.action .*excise"),
+        ([{"langid": {"lines": True, "cut_other_lines": True}}], r"langid\.cut_other_lines"),
+        (["dedup", {"dedup": {}}], "dedup twice"),
     ],
 )
-def test_steps_that_examples_cannot_have_are_refused(entries: list[Any], message: str) -> None:
+def test_steps_for_documents_only_are_rejected(entries: list[Any], message: str) -> None:
     for section in (Sft, Dpo):
         with pytest.raises(ValueError, match=message):
             section.model_validate({"steps": 1, "data": [{"path": "x"}], "prepare": entries})

@@ -1,4 +1,4 @@
-"""What a process cost, and that none outlives the one which started it."""
+"""Costs of processes, and their end with the one that started them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gristmill.core.processes import measure_cost, peak_resident_bytes
 BALLAST = 300_000_000
 
 
-def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_which_started_it() -> None:
+def test_peak_memory_is_not_inherited_from_the_parent() -> None:
     ballast = bytearray(BALLAST)
     assert peak_resident_bytes() > BALLAST
     code = (
@@ -39,8 +39,8 @@ STAGE = (
 )
 
 
-def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -> None:
-    """As a fork server's: its workers have ended, and it has not."""
+def test_cpu_time_of_ended_workers_is_counted_once() -> None:
+    """Like a fork server that runs on after its workers have ended."""
     while_it_runs, after = map(float, subprocess.check_output([sys.executable, "-c", STAGE]).split())
     assert while_it_runs > 0.5
     assert after > 0.5
@@ -50,7 +50,7 @@ def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -
 
 CHILD = (
     "import signal, sys\nfrom gristmill.core.processes import end_after_parent\n"
-    "end_after_parent(signal.SIGKILL)\nprint('begun', flush=True)\n"
+    "end_after_parent(signal.SIGKILL)\nprint('started', flush=True)\n"
     "for line in sys.stdin: print('heard', line, end='', flush=True)"
 )
 PARENT = (
@@ -63,12 +63,12 @@ PARENT = (
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux when a process ends")
-def test_a_process_outlives_the_thread_that_started_it_and_not_the_process() -> None:
-    """Linux's own signal comes when the thread ends, as those of Flink's tasks do."""
+def test_child_outlives_its_starting_thread_but_not_the_process() -> None:
+    """Linux sends its own signal when the thread ends, and Flink's tasks are threads."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        assert {parent.stdout.readline() for _ in range(2)} == {b"begun\n", b"the thread has ended\n"}
+        assert {parent.stdout.readline() for _ in range(2)} == {b"started\n", b"the thread has ended\n"}
         parent.stdin.write(b"on\n")
         parent.stdin.flush()
         assert parent.stdout.readline() == b"heard on\n"

@@ -1,3 +1,5 @@
+"""Documents from the Python installation: code, docstrings, descriptions of distributions."""
+
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +30,7 @@ def bare(): pass
 
 @pytest.fixture
 def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small standard library and site-packages in place of the interpreter's own."""
+    """Small standard library and site-packages in place of the interpreter's own."""
     library, packages = tmp_path / "lib", tmp_path / "lib" / "site-packages"
     files = {
         "thing/__init__.py": MODULE.format(filler="word " * 60, long="long " * 400),
@@ -56,20 +58,19 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return library
 
 
-@pytest.mark.slow
-def test_distributions_are_read_alike_when_the_backport_of_metadata_is_imported(installation: Path) -> None:
+def test_importlib_metadata_backport_does_not_change_distributions(installation: Path) -> None:
     pytest.importorskip("importlib_metadata")
     code = (
-        "import sys; {first} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
+        "import sys; {first_import} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
         "print(len([d for d in python_documents(DOCS, 'distributions') if d.locator.endswith('/METADATA')]))"
     )
-    found = [
+    outputs = [
         subprocess.run(
-            [sys.executable, "-c", code.format(first=first)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", code.format(first_import=first_import)], capture_output=True, text=True, check=True
         ).stdout
-        for first in ("", "import importlib_metadata;")
+        for first_import in ("", "import importlib_metadata;")
     ]
-    assert found[0] == found[1] != "0\n"
+    assert outputs[0] == outputs[1] != "0\n"
 
 
 def test_code_is_the_standard_library_without_tests_tables_and_packages(installation: Path) -> None:
@@ -82,21 +83,21 @@ def test_code_is_the_standard_library_without_tests_tables_and_packages(installa
     assert "caf\u00e9" in documents[1].text
 
 
-def test_docstrings_are_one_document_a_module_and_long_ones_of_their_own(installation: Path) -> None:
+def test_docstrings_are_one_document_per_module_and_long_ones_separate(installation: Path) -> None:
     documents = list(python_documents(DOCS, "docstrings"))
     assert [document.locator for document in documents] == [
         "stdlib/broken.py",
         "stdlib/thing/__init__.py:long",
         "stdlib/thing/__init__.py",
     ]
-    assert documents[0].error.startswith("not valid Python")
+    assert "Python" in documents[0].error
     assert documents[1].text == "thing.long()\n\n" + "long " * 400
     assert documents[2].text.endswith(
         "thing.Thing\n\nA thing.\n\n\nthing.Thing.act(self, *, hard: bool=False)\n\nAct on it."
     )
 
 
-def test_distributions_give_descriptions_and_licences_but_never_gristmills_own(installation: Path) -> None:
+def test_distributions_yield_descriptions_and_licences_except_gristmills(installation: Path) -> None:
     documents = list(python_documents(DOCS, "distributions"))
     assert [document.locator for document in documents] == [
         "dist/some-thing/METADATA",
@@ -105,17 +106,17 @@ def test_distributions_give_descriptions_and_licences_but_never_gristmills_own(i
     ]
     assert documents[0].text == "about it " * 50
     assert documents[0].metadata == {"version": "1.0"}
-    assert documents[2].error.startswith("not valid UTF-8")
+    assert "UTF-8" in documents[2].error
 
 
-def test_the_listing_names_interpreter_and_distributions(installation: Path) -> None:
+def test_listing_names_interpreter_and_distributions(installation: Path) -> None:
     stamps = {entry["path"]: entry["stamp"] for entry in python_listing(DOCS, verify=False)}
     assert stamps.pop("python")
     assert stamps == {"dist/some-thing": "1.0", "documents": str(pythondocs.CONTENT_VERSION)}
     assert {entry["path"] for entry in python_listing(STDLIB, verify=False)} == {"python", "documents"}
 
 
-def test_verifying_hashes_the_documents_themselves(installation: Path) -> None:
+def test_verified_listing_hashes_the_documents(installation: Path) -> None:
     before = python_listing(STDLIB, verify=True)
     assert python_listing(STDLIB, verify=True) == before
     (installation / "latin.py").write_text("# cafe " * 60)
@@ -123,12 +124,12 @@ def test_verifying_hashes_the_documents_themselves(installation: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [DOCS, STDLIB])
-def test_two_readings_are_equal(installation: Path, path: str) -> None:
+def test_reading_is_deterministic(installation: Path, path: str) -> None:
     for part in python_parts(path):
         assert list(python_documents(path, part)) == list(python_documents(path, part))
 
 
-def test_the_real_interpreter_has_megabytes_of_unique_documents() -> None:
+def test_real_interpreter_has_megabytes_of_unique_documents() -> None:
     topics = {document.locator: document for document in python_documents(DOCS, "topics")}
     if topics:
         assert "assert" in topics["topics/assert"].text
