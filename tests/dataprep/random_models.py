@@ -1,4 +1,4 @@
-"""Writes fastText models of random numbers in fastText's own file format, for fastText and for our kernels to read."""
+"""fastText models of random numbers in fastText's file format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIERARCHICAL, NEGATIVE_SAMPLING, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model is like; fields as fastText's options."""
+    """Shape of a model; fields are fastText's options."""
 
     loss: int = SOFTMAX
     dim: int = 16
@@ -28,17 +28,17 @@ class Shape:
     qout: bool = False
     dsub: int = 2
     kept: int | None = None
-    """So many buckets are kept by a pruned model."""
+    """Buckets that a pruned model keeps."""
     scale: float = 1.0
 
 
 def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Path:
-    """Write a model that knows these words, the commonest first, and labels `__label__0` and so on."""
-    random = np.random.default_rng(seed)
+    """Write a model of the given words, the most frequent first, and labels `__label__0` and so on."""
+    rng = np.random.default_rng(seed)
     kept = np.full((0, 2), -1, np.int32)
     if shape.kept is not None:
-        buckets = random.permutation(shape.bucket)[: shape.kept]
-        kept = np.stack([buckets, random.permutation(shape.kept)], axis=1).astype("<i4")
+        buckets = rng.permutation(shape.bucket)[: shape.kept]
+        kept = np.stack([buckets, rng.permutation(shape.kept)], axis=1).astype("<i4")
     entries = [
         *((word, 2, 0) for word in words),
         *((f"__label__{number}", 1 + (shape.labels - number) ** 3, 1) for number in range(shape.labels)),
@@ -70,25 +70,25 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
             sink.write(word.encode() + b"\0" + struct.pack("<qb", count, kind))
         sink.write(kept.tobytes())
         sink.write(struct.pack("?", shape.quantised))
-        sink.write(_matrix(random, rows, shape, shape.quantised))
+        sink.write(_matrix(rng, rows, shape, shape.quantised))
         sink.write(struct.pack("?", shape.qout))
-        sink.write(_matrix(random, shape.labels, shape, shape.quantised and shape.qout))
+        sink.write(_matrix(rng, shape.labels, shape, shape.quantised and shape.qout))
     return path
 
 
-def _matrix(random: np.random.Generator, rows: int, shape: Shape, quantised: bool) -> bytes:
+def _matrix(rng: np.random.Generator, rows: int, shape: Shape, quantised: bool) -> bytes:
     if not quantised:
-        numbers = (shape.scale * random.standard_normal((rows, shape.dim))).astype("<f4")
+        numbers = (shape.scale * rng.standard_normal((rows, shape.dim))).astype("<f4")
         return struct.pack("<2q", rows, shape.dim) + numbers.tobytes()
     groups = -(-shape.dim // shape.dsub)
-    codes = random.integers(0, 256, (rows, groups), np.uint8)
+    codes = rng.integers(0, 256, (rows, groups), np.uint8)
     content = struct.pack("<?2qi", shape.qnorm, rows, shape.dim, codes.size) + codes.tobytes()
-    content += _quantiser(random, shape.dim, groups, shape.dsub, shape.scale)
+    content += _quantiser(rng, shape.dim, groups, shape.dsub, shape.scale)
     if shape.qnorm:
-        content += random.integers(0, 256, rows, np.uint8).tobytes() + _quantiser(random, 1, 1, 1, 1.0)
+        content += rng.integers(0, 256, rows, np.uint8).tobytes() + _quantiser(rng, 1, 1, 1, 1.0)
     return content
 
 
-def _quantiser(random: np.random.Generator, dim: int, groups: int, dsub: int, scale: float) -> bytes:
-    centroids = (scale * random.standard_normal(dim * 256)).astype("<f4")
+def _quantiser(rng: np.random.Generator, dim: int, groups: int, dsub: int, scale: float) -> bytes:
+    centroids = (scale * rng.standard_normal(dim * 256)).astype("<f4")
     return struct.pack("<4i", dim, groups, dsub, dim % dsub or dsub) + centroids.tobytes()

@@ -255,11 +255,11 @@ def test_masking_does_not_depend_on_the_batch(values: list[str]) -> None:
     assert together == [masked(text, ALL) for text in values]
 
 
-@pytest.mark.parametrize("text", list(MASKED))
 @pytest.mark.parametrize("options", [ALL, TAGS], ids=["placeholder", "tag"])
-def test_masking_is_idempotent(text: str, options: Mask) -> None:
-    once = masked(text, options)
-    assert masked(once, options) == once
+def test_masking_is_idempotent(options: Mask) -> None:
+    for text in MASKED:
+        once = masked(text, options)
+        assert masked(once, options) == once
 
 
 def test_counts_and_bytes_per_kind() -> None:

@@ -1,3 +1,5 @@
+"""The stage `quality`: classifiers, heuristics, cuts, and reproducible training."""
+
 import gzip
 import json
 import random
@@ -28,7 +30,7 @@ from gristmill.dataprep.quality.classifier import (
     score_texts,
     train,
 )
-from gristmill.dataprep.quality.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
+from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
 from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.random_models import Shape, write_model
@@ -46,7 +48,7 @@ def text(words: list[str], number: int) -> str:
 
 @pytest.fixture
 def ingest(write_ingest: Callable[..., Path]) -> Path:
-    """Three shards of two easily told sources and a third one in between."""
+    """Three shards of two easily separated sources and a third one between them."""
     documents = [("books", f"b{n}", text(GOOD, n)) for n in range(150)]
     documents += [("ads", f"a{n}", text(BAD, 1000 + n)) for n in range(150)]
     documents += [("web", f"w{n}", text(GOOD if n % 2 else BAD, 2000 + n)) for n in range(60)]
@@ -55,9 +57,9 @@ def ingest(write_ingest: Callable[..., Path]) -> Path:
 
 
 @given(st.text())
-def test_a_normalised_text_is_one_line_without_fasttexts_own_marks(content: str) -> None:
-    for whole in (content, f"__LABEL__positive {content} </S>"):
-        line = as_line(whole, SETTINGS)
+def test_normalised_text_is_one_line_without_fasttext_marks(content: str) -> None:
+    for text in (content, f"__LABEL__positive {content} </S>"):
+        line = as_line(text, SETTINGS)
         assert "\n" not in line
         assert not line.startswith("__label__")
         assert "__label__" not in line
@@ -79,17 +81,17 @@ PIECES = st.sampled_from(["__label__", "</s>", "__LABEL__", *"_>ÉİΣẞȺ \x85
         ]
     ),
 )
-def test_the_kernel_makes_a_line_of_the_same_words(content: str, section: Classifier) -> None:
+def test_kernel_line_has_the_words_of_the_plain_line(content: str, section: Classifier) -> None:
     given_model = section.model is not None
     lines, left_out = one_line_each(
         pa.array(["before", content, "After"]), characters_seen(section), is_lowered(section), marks=given_model
     )
-    made = [
+    kernel_lines = [
         " ".join(filter(None, lines.data[begin:end].tobytes().decode().split(" ")))
         for begin, end in zip(lines.begins, lines.ends, strict=True)
     ]
-    wanted = [as_line(whole, section) for whole in ("before", content, "After")]
-    assert made == [wanted[0], "" if left_out[1] else wanted[1], wanted[2]]
+    expected = [as_line(source, section) for source in ("before", content, "After")]
+    assert kernel_lines == [expected[0], "" if left_out[1] else expected[1], expected[2]]
     lowered = content.lower() if is_lowered(section) else content
     marked = not given_model and ("__label__" in lowered or "</s>" in lowered)
     if content.isascii():
@@ -98,51 +100,51 @@ def test_the_kernel_makes_a_line_of_the_same_words(content: str, section: Classi
         assert left_out[1]
 
 
-def test_texts_that_the_kernel_leaves_out_are_scored_as_all_others(tmp_path: Path) -> None:
+def test_texts_that_the_kernel_skips_are_scored(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", Shape(labels=2, word_ngrams=2), ["s", "label", "όσος", "a"], seed=1)
     predictor = KernelPredictor(*read_model(path))
     predictor.labels = ("__label__positive", "__label__negative")
     content = ["a </s> b", "__label__a", "ΌΣΟΣ ΣΑΣ", "a b", "İstanbul"]
     scores = score_texts(predictor, pa.array(content), SETTINGS)
-    lines = [as_line(one, SETTINGS) for one in content]
-    found = fasttext.load_model(str(path)).predict(lines, k=2)
-    assert scores == pytest.approx([dict(zip(*one, strict=True))["__label__0"] for one in zip(*found, strict=True)])
+    lines = [as_line(line, SETTINGS) for line in content]
+    names, probabilities = fasttext.load_model(str(path)).predict(lines, k=2)
+    predictions = [dict(zip(*prediction, strict=True)) for prediction in zip(names, probabilities, strict=True)]
+    assert scores == pytest.approx([prediction["__label__0"] for prediction in predictions])
 
 
-def test_only_the_beginning_is_normalised() -> None:
+def test_only_max_characters_are_normalised() -> None:
     section = Classifier.model_validate({**SECTION, "max_characters": 7})
     assert as_line("Ab  C\ndef", section) == "ab c d"
     assert as_line("x" * 3000, SETTINGS) == "x" * 2000
 
 
-def test_a_given_model_sees_the_whole_text_as_it_is_unless_it_is_told_otherwise() -> None:
+def test_given_model_sees_the_unmodified_text_by_default() -> None:
     given_model = Classifier(model="m.bin")  # type: ignore[arg-type]
     assert as_line("Ab\n\nC </s>" + "x" * 3000, given_model) == "Ab C </s>" + "x" * 3000
-    told = Classifier(model="m.bin", lower=True, max_characters=4)  # type: ignore[arg-type]
-    assert as_line("Ab\nCD", told) == "ab c"
+    limited = Classifier(model="m.bin", lower=True, max_characters=4)  # type: ignore[arg-type]
+    assert as_line("Ab\nCD", limited) == "ab c"
 
 
 @given(st.integers(2, 200), st.floats(0.01, 0.99), st.integers(1, 50), st.integers(0, 1000))
-def test_a_split_loses_nothing_but_what_exceeds_the_maximum(count: int, holdout: float, most: int, seed: int) -> None:
+def test_split_covers_all_documents_up_to_the_maximum(count: int, holdout: float, most: int, seed: int) -> None:
     draws = draw([number.to_bytes(16, "little") for number in range(count)], seed)
-    training, held = split_draws(draws, holdout, count)
-    assert sorted([*training.tolist(), *held.tolist()]) == list(range(count))
+    training, held_out = split_draws(draws, holdout, count)
+    assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(count))
     assert len(training) > 0
-    assert len(held) > 0
+    assert len(held_out) > 0
     fewer = split_draws(draws, holdout, most)
     assert fewer[0].tolist() == training[:most].tolist()
-    assert fewer[1].tolist() == held[:most].tolist()
+    assert fewer[1].tolist() == held_out[:most].tolist()
 
 
-def test_the_draw_depends_on_seed_and_id_alone() -> None:
+def test_draw_depends_on_seed_and_id_alone() -> None:
     ids = [bytes([number] * 16) for number in range(100)]
     assert draw(ids, 1).tolist() == draw(ids[::-1], 1)[::-1].tolist()
     assert draw(ids, 1).tolist() != draw(ids, 2).tolist()
     assert draw(ids, -1).shape == (100, 2)
 
 
-@pytest.mark.slow
-def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_training_is_deterministic(tmp_path: Path) -> None:
     examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number)) for number in range(200)]
     once, again = (train(examples, SETTINGS, 5, tmp_path) for _ in range(2))
     assert once == again
@@ -150,16 +152,15 @@ def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_failed_training_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ClassifierError, match="could not be trained"):
+def test_failed_training_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClassifierError):
         train([], SETTINGS, 1, tmp_path)
     monkeypatch.setattr(classifier, "ZEROED_MEMORY", {"MALLOC_PERTURB_": "7"})
-    with pytest.raises(ClassifierError, match="Linux with glibc"):
+    with pytest.raises(ClassifierError, match="glibc"):
         train([(True, "a"), (False, "b")], SETTINGS, 1, tmp_path)
 
 
-def test_the_stage_separates_easy_sources_and_scores_every_document(
+def test_stage_separates_easy_sources_and_scores_every_document(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     out = tmp_path / "out"
@@ -187,8 +188,7 @@ def test_the_stage_separates_easy_sources_and_scores_every_document(
     assert separation["best"]["f1"] > 0.9
 
 
-@pytest.mark.slow
-def test_neither_workers_nor_an_interruption_change_a_byte(
+def test_workers_and_resumption_write_the_same_bytes(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"classifier": SECTION, "seed": 1, "threshold": 0.5, "keep_top": 0.6, "heuristics": True}
@@ -228,48 +228,42 @@ def test_training_ignores_which_sources_are_judged(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positive": ["novels"]}, r"positive sources \(novels\) have 0 documents"),
-        ({"negative": ["spam", "junk"]}, r"negative sources \(spam, junk\) have 0 documents"),
-        ({"negative": ["ads", "books"]}, "books is both positive and negative"),
-        ({"negative": []}, "a classifier needs both classes"),
+        ({"positive": ["novels"]}, r"positive .*\(novels\) .*0 documents"),
+        ({"negative": ["spam", "junk"]}, r"negative .*\(spam, junk\) .*0 documents"),
+        ({"negative": ["ads", "books"]}, "books .*positive .*negative"),
+        ({"negative": []}, "both classes"),
     ],
 )
-def test_a_class_without_documents_is_an_error_that_names_its_sources(
+def test_class_without_documents_is_an_error_with_its_sources(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context], change: dict[str, Any], message: str
 ) -> None:
     config = {"classifier": {**SECTION, **change}, "seed": 1}
-    with pytest.raises(Exception, match=message):
+    with pytest.raises((QualityError, ValueError), match=message):
         quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
-
-
-def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> None:
-    settings = Classifier.model_validate({**SECTION, "positive": ["novels"]})
-    with pytest.raises(QualityError):
-        choose_examples(open_pool({"ingest": ingest}, settings), settings, 1)
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "nothing to measure"),
-        ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
-        ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
-        ({"heuristics": True, "per_source": True}, "set one of them too"),
+        ({}, "measured"),
+        ({"heuristics": True, "min_quality": 0.5}, "min_quality .*quality"),
+        ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by .*quality"),
+        ({"heuristics": True, "per_source": True}, "per_source"),
         ({"heuristics": True, "keep_top": 0}, "greater than 0"),
         ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "the same setting"),
     ],
 )
-def test_sections_that_cannot_mean_anything_are_refused(section: dict[str, Any], message: str) -> None:
+def test_meaningless_sections_are_rejected(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate(section)
 
 
-def test_threshold_is_another_name_of_min_quality() -> None:
+def test_threshold_is_an_alias_of_min_quality() -> None:
     assert Quality.model_validate({"classifier": SECTION, "threshold": 0.4}).min_quality == 0.4
 
 
 def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
-    """Every document's source, text and judgement, over all shards."""
+    """Source, text and judgement of every document, over all shards."""
     rows = []
     for shard in shard_names(ingest):
         pairs = zip(read_table(ingest / shard).to_pylist(), read_table(out / shard).to_pylist(), strict=True)
@@ -277,17 +271,17 @@ def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_best_share_of_all_documents_is_kept_exactly_however_they_are_sharded(
+def test_keep_top_keeps_the_exact_share_for_any_shards(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    # Every text stands there seven times, so that the cut goes through documents of the same score.
+    # Every text occurs seven times, so that the cut goes through documents of the same score.
     documents = [("web", f"{copy}/{n}", text(GOOD, n % 20) + "." * n) for n in range(20) for copy in range(7)]
-    whole = write_ingest("whole", [documents])
+    single_shard = write_ingest("whole", [documents])
     random.Random(1).shuffle(documents)
-    parts = write_ingest("parts", [documents[:30], documents[30:31], documents[31:]])
+    three_shards = write_ingest("parts", [documents[:30], documents[30:31], documents[31:]])
     config = {"heuristics": True, "keep_top": 0.32, "seed": 5}
     kept = []
-    for name, ingest in (("a", whole), ("b", parts)):
+    for name, ingest in (("a", single_shard), ("b", three_shards)):
         summary = quality.run({"ingest": ingest}, config, tmp_path / name, make_context(f"work {name}"))
         rows = read_rows(tmp_path / name, ingest)
         kept.append({row["locator"] for row in rows if row["keep"]})
@@ -298,13 +292,12 @@ def test_the_best_share_of_all_documents_is_kept_exactly_however_they_are_sharde
         assert max(row["heuristic_score"] for row in rows if not row["keep"]) <= cut["score"]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 45
-    other = quality.run({"ingest": whole}, {**config, "seed": 6}, tmp_path / "c", make_context("work c"))
-    assert other["cuts"]["all"]["score"] == summary["cuts"]["all"]["score"]
-    assert {row["locator"] for row in read_rows(tmp_path / "c", whole) if row["keep"]} != kept[0]  # ties by seed
+    other_seed = quality.run({"ingest": single_shard}, {**config, "seed": 6}, tmp_path / "c", make_context("work c"))
+    assert other_seed["cuts"]["all"]["score"] == summary["cuts"]["all"]["score"]
+    assert {row["locator"] for row in read_rows(tmp_path / "c", single_shard) if row["keep"]} != kept[0]  # ties by seed
 
 
-@pytest.mark.slow
-def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
+def test_per_source_keeps_the_best_share_of_every_source(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     config = {"classifier": SECTION, "seed": 1, "keep_top": 0.1, "per_source": True}
@@ -328,7 +321,7 @@ def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
     assert summary["counts"]["kept"] == 36
 
 
-def test_a_document_that_cannot_be_scored_is_quarantined_and_takes_no_place_in_the_ranking(
+def test_unscorable_document_is_quarantined_and_not_ranked(
     write_ingest: Callable[..., Path],
     tmp_path: Path,
     make_context: Callable[..., Context],
@@ -352,7 +345,7 @@ def test_a_document_that_cannot_be_scored_is_quarantined_and_takes_no_place_in_t
     assert (bad["reason"], bad["error"], bad["heuristic_score"]) == ("quarantine", "RuntimeError: choked", None)
 
 
-def test_shards_in_which_nothing_is_judged_are_no_trouble(
+def test_shards_without_judged_documents_are_allowed(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     web = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))]
@@ -368,9 +361,7 @@ def test_shards_in_which_nothing_is_judged_are_no_trouble(
     assert nobody["cuts"] == {}
 
 
-def test_files_beside_the_sources_can_be_the_classes(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
-) -> None:
+def test_files_can_provide_the_classes(ingest: Path, tmp_path: Path, make_context: Callable[..., Context]) -> None:
     good = tmp_path / "good.txt.gz"
     good.write_bytes(gzip.compress("".join(f"__label__hq {text(GOOD, n)}\n\n" for n in range(120)).encode()))
     bad = tmp_path / "bad.jsonl"
@@ -381,12 +372,11 @@ def test_files_beside_the_sources_can_be_the_classes(
     assert sum(summary["training_documents"].values()) + summary["held_out"] == 120 + 60 + 150
     assert summary["auc"] > 0.97
     bad.write_text('{"text": 3}\n')
-    with pytest.raises(Exception, match=r"bad\.jsonl, record 1: .*correct or remove it"):
+    with pytest.raises(QualityError, match=r"bad\.jsonl, record 1: "):
         quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
 
 
-@pytest.mark.slow
-def test_a_given_model_scores_and_the_classes_only_measure_it(
+def test_given_model_scores_and_the_classes_measure_it(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, 5000 + number)) for number in range(200)]
@@ -401,7 +391,7 @@ def test_a_given_model_scores_and_the_classes_only_measure_it(
     alone = quality.run({"ingest": ingest}, {"classifier": {"model": str(model)}}, tmp_path / "b", make_context("b"))
     assert "auc" not in alone
     wrong = {"classifier": {"model": str(model), "label": "__label__hq"}}
-    with pytest.raises(ClassifierError, match="no label '__label__hq'; it has __label__negative, __label__positive"):
+    with pytest.raises(ClassifierError, match=r"'__label__hq'.*__label__negative, __label__positive"):
         quality.run({"ingest": ingest}, wrong, tmp_path / "c", make_context("c"))
 
 
@@ -410,7 +400,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quali
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
-def test_real_headlines_are_told_from_clickbait(
+def test_real_headlines_are_separated_from_clickbait(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     documents = []
@@ -424,28 +414,27 @@ def test_real_headlines_are_told_from_clickbait(
 
 
 @pytest.mark.parametrize(("documents", "epochs"), [(2, 50), (206, 50), (800, 50), (1600, 25), (8000, 5), (10**6, 5)])
-def test_few_documents_are_seen_more_often(documents: int, epochs: int) -> None:
+def test_fewer_documents_are_trained_for_more_epochs(documents: int, epochs: int) -> None:
     assert epochs_of(Classifier(positive=("a",), negative=("b",)), documents) == epochs
     assert epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents) == 7
 
 
-@pytest.mark.slow
-def test_a_classifier_of_few_labels_learns_as_much_as_it_can(tmp_path: Path) -> None:
-    """One telling word among twenty others in each of 60 texts: five passes at rate 0.2 saw it too seldom."""
-    source = random.Random(3)
+def test_default_settings_learn_from_few_documents(tmp_path: Path) -> None:
+    """Each of 60 texts has one telling word among 20; five epochs at rate 0.2 see it too seldom."""
+    rng = random.Random(3)
 
     def example(good: bool) -> str:
-        words = [f"w{source.randrange(400)}" for _ in range(20)]
-        words[source.randrange(20)] = source.choice(["wise", "apt", "fine"] if good else ["cheap", "wow", "free"])
+        words = [f"w{rng.randrange(400)}" for _ in range(20)]
+        words[rng.randrange(20)] = rng.choice(["wise", "apt", "fine"] if good else ["cheap", "wow", "free"])
         return " ".join(words)
 
     examples = [(number % 2 == 0, example(number % 2 == 0)) for number in range(360)]
-    learnt, held_out = examples[:60], examples[60:]
+    training, held_out = examples[:60], examples[60:]
 
     def separation(**settings: float) -> float:
         section = Classifier.model_validate({"positive": ["a"], "negative": ["b"], "buckets": 1000, **settings})
         path = tmp_path / f"{len(settings)}.bin"
-        path.write_bytes(train(learnt, section, 1, tmp_path))
+        path.write_bytes(train(training, section, 1, tmp_path))
         texts = pa.array([text for _, text in held_out])
         scores = score_texts(load_model(str(path), str(path)), texts, section)
         good = np.array([label for label, _ in held_out])
@@ -454,12 +443,12 @@ def test_a_classifier_of_few_labels_learns_as_much_as_it_can(tmp_path: Path) -> 
     assert separation() > separation(epochs=5, learning_rate=0.2) + 0.05
 
 
-def test_a_classifier_that_is_no_better_than_length_is_warned_of(
+def test_classifier_no_better_than_length_is_warned_about(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    source = random.Random(5)
+    rng = random.Random(5)
     noise = [
-        (name, f"{name}{number}", " ".join(f"w{source.randrange(50)}" for _ in range(words)))
+        (name, f"{name}{number}", " ".join(f"w{rng.randrange(50)}" for _ in range(words)))
         for name, words in (("long", 60), ("short", 20))
         for number in range(60)
     ]
@@ -471,6 +460,6 @@ def test_a_classifier_that_is_no_better_than_length_is_warned_of(
         {"ingest": ingest}, {"classifier": section, "seed": 1}, tmp_path / "out", replace(context, emit=events.append)
     )
     assert summary["length_auc"] == 1.0
-    told = [event["message"] for event in events if event["event"] == "warning"]
-    assert len(told) == 1
-    assert "no better than their length alone" in told[0]
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert len(warnings) == 1
+    assert "length" in warnings[0]

@@ -1,7 +1,4 @@
-"""What the stages before say of a shard is read once: every table of the chain is opened once for each time it is read.
-
-A stage that reads a shard several times merges what they say first.
-"""
+"""Reading a shard opens every table of the chain once; a stage that reads a shard repeatedly merges them first."""
 
 from __future__ import annotations
 
@@ -46,31 +43,30 @@ STEPS = ("filter", "clean", "langid", "dedup_lines", "decontaminate", "dedup_sub
 WORDS = "the river of a winter and evening in every old garden was that with letters have to be machine".split()
 
 
-def sentence(random_: random.Random, words: int) -> str:
-    return " ".join(random_.choices(WORDS, k=words)).capitalize() + "."
+def sentence(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=words)).capitalize() + "."
 
 
 @contextmanager
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Counts the Parquet files that are opened meanwhile, by the name of their folder."""
+    """Count the Parquet files that are opened meanwhile, by the name of their folder."""
     counts: Counter[str] = Counter()
-    real = documents.open_parquet
+    open_parquet = documents.open_parquet
 
     def count(path: Path) -> Any:
         counts[path.parent.name] += 1
-        return real(path)
+        return open_parquet(path)
 
     with monkeypatch.context() as patched:
         patched.setattr(documents, "open_parquet", count)
         yield counts
 
 
-def edited(random_: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]], bytes]:
-    """Some edits of a text in ASCII, and what they make of it."""
-    places = sorted(random_.sample(range(len(text) + 1), min(2 * random_.randint(0, 3), len(text) // 2 * 2)))
+def edited(rng: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]], bytes]:
+    """Random edits of an ASCII text, and the edited text."""
+    places = sorted(rng.sample(range(len(text) + 1), min(2 * rng.randint(0, 3), len(text) // 2 * 2)))
     edits = [
-        (begin, end, random_.choice(["", "x", "new words"]))
-        for begin, end in zip(places[::2], places[1::2], strict=True)
+        (begin, end, rng.choice(["", "x", "new words"])) for begin, end in zip(places[::2], places[1::2], strict=True)
     ]
     for begin, end, new in reversed(edits):
         text = text[:begin] + new.encode() + text[end:]
@@ -78,51 +74,51 @@ def edited(random_: random.Random, text: bytes) -> tuple[list[tuple[int, int, st
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_shard_is_read_as_if_every_stage_had_changed_it_in_turn(
+def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
     seed: int, write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    random_ = random.Random(seed)
-    texts = [sentence(random_, random_.randint(1, 9)).encode() for _ in range(12)]
+    rng = random.Random(seed)
+    texts = [sentence(rng, rng.randint(1, 9)).encode() for _ in range(12)]
     inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text.decode()) for row, text in enumerate(texts)]])}
     rows = np.arange(len(texts))
     for stage in STEPS:
         table = read_table(inputs["ingest"] / SHARD)
-        left = np.array([row for row in rows.tolist() if random_.random() < 0.9], np.int64)
-        made = [edited(random_, texts[row]) for row in rows.tolist()]
-        for row, (_, text) in zip(rows.tolist(), made, strict=True):
+        kept = np.array([row for row in rows.tolist() if rng.random() < 0.9], np.int64)
+        edits_and_texts = [edited(rng, texts[row]) for row in rows.tolist()]
+        for row, (_, text) in zip(rows.tolist(), edits_and_texts, strict=True):
             texts[row] = text
-        edits = {"edits": edits_array([one for one, _ in made])} if random_.random() < 0.6 else {}
+        edits = {"edits": edits_array([text_edits for text_edits, _ in edits_and_texts])} if rng.random() < 0.6 else {}
         if not edits:
             texts = [text.encode() for text in read_documents(inputs, SHARD, ["text"])["text"].to_pylist()]
-        reasons = [None if row in left else "gone" for row in rows.tolist()]
+        reasons = [None if row in kept else "gone" for row in rows.tolist()]
         write_table(tmp_path / stage / SHARD, annotate(table, rows, rows, reasons, edits)[0])
-        inputs[stage], rows = tmp_path / stage, left
+        inputs[stage], rows = tmp_path / stage, kept
         for read in (inputs, merge_annotations(inputs, make_context(f"work-{stage}"))):
             shard = read_shard(read, SHARD, ["text", "id"])
             assert shard.documents["text"].to_pylist() == [text.decode() for text in texts], seed
             assert shard.documents["id"].equals(table["id"])
-            assert shard.rows.tolist() == kept_rows(read, SHARD).tolist() == left.tolist()
-            some = random_.choices(range(len(texts)), k=4)
-            alone = read_document_rows(read, SHARD, some, ["text", "id"])
-            assert alone.equals(shard.documents.take(some)), seed
-            found = combine_annotations(read, SHARD, table["id"], [EDITS])
-            parts = [*ahead(read_texts(read, SHARD, found, random_.randint(1, 400)))]
-            assert pa.concat_arrays(parts).to_pylist() == [text.decode() for text in (texts[row] for row in left)], seed
+            assert shard.rows.tolist() == kept_rows(read, SHARD).tolist() == kept.tolist()
+            sampled_rows = rng.choices(range(len(texts)), k=4)
+            sampled_documents = read_document_rows(read, SHARD, sampled_rows, ["text", "id"])
+            assert sampled_documents.equals(shard.documents.take(sampled_rows)), seed
+            annotations = combine_annotations(read, SHARD, table["id"], [EDITS])
+            parts = [*ahead(read_texts(read, SHARD, annotations, rng.randint(1, 400)))]
+            assert pa.concat_arrays(parts).to_pylist() == [text.decode() for text in (texts[row] for row in kept)], seed
 
 
-def test_every_table_of_a_chain_is_opened_once_and_a_merged_one_in_place_of_all(
+def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one two"), ("web", "b", "three")]])}
-    every = np.arange(2)
+    rows = np.arange(2)
     for stage in STEPS:
         table = annotate(
             read_table(inputs["ingest"] / SHARD),
-            every,
-            every,
+            rows,
+            rows,
             [None, None],
             {"edits": edits_array([[(0, 0, "a ")], []]), stage: pa.array([1, 2])},
         )[0]
@@ -141,16 +137,16 @@ def test_every_table_of_a_chain_is_opened_once_and_a_merged_one_in_place_of_all(
     assert counts == {"ingest": 1, MERGED: 1}
 
 
-def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
+def test_misaligned_table_and_overlapping_edits_are_errors(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])}
-    every, table = np.arange(2), read_table(inputs["ingest"] / SHARD)
+    rows, table = np.arange(2), read_table(inputs["ingest"] / SHARD)
     for stage in ("clean", "filter"):
-        made = annotate(table, every, every, [None, None], {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])})[0]
-        write_table(tmp_path / stage / SHARD, made)
+        annotations = annotate(table, rows, rows, [None, None], {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])})[0]
+        write_table(tmp_path / stage / SHARD, annotations)
         inputs[stage] = tmp_path / stage
-    write_table(inputs["clean"] / SHARD, made.take([1, 0]))
+    write_table(inputs["clean"] / SHARD, annotations.take([1, 0]))
     for read in (
         lambda: read_shard(inputs, SHARD),
         lambda: merge_annotations(inputs, make_context("work")),
@@ -159,21 +155,20 @@ def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
         with pytest.raises(MisalignedError, match="gristmill stage clean"):
             read()
     overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])
-    write_table(inputs["clean"] / SHARD, annotate(table, every, every, [None, None], {"edits": overlapping})[0])
+    write_table(inputs["clean"] / SHARD, annotate(table, rows, rows, [None, None], {"edits": overlapping})[0])
     with pytest.raises(BadEditError, match="document 1 of 2"):
         read_shard(inputs, SHARD)
 
 
-@pytest.mark.slow
-def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
+def test_stages_open_each_earlier_table_once_per_shard(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight steps over two shards; stages that pass several times over a shard read those before them once, too."""
-    random_ = random.Random(7)
-    repeated = [sentence(random_, 12) for _ in range(4)]
+    """Eight steps over two shards, some of which pass over a shard several times."""
+    rng = random.Random(7)
+    repeated = [sentence(rng, 12) for _ in range(4)]
     shards = [
         [
             (
@@ -181,10 +176,10 @@ def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
                 f"{shard}/{number}",
                 "\n".join(
                     [
-                        sentence(random_, 14),
+                        sentence(rng, 14),
                         f"Mail me at a{number}@example.org now.",
-                        random_.choice(repeated),
-                        sentence(random_, 11),
+                        rng.choice(repeated),
+                        sentence(rng, 11),
                     ]
                 ),
             )
@@ -228,29 +223,29 @@ def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
     assert pq.read_table(inputs["quality"] / SHARD)["quality"].null_count < 20
 
 
-def test_the_next_item_is_made_while_one_is_used_and_no_further_one() -> None:
-    made = threading.Semaphore(0)
+def test_exactly_one_item_is_prepared_ahead() -> None:
+    produced = threading.Semaphore(0)
 
     def items() -> Iterator[int]:
         for number in range(4):
-            made.release()
+            produced.release()
             yield number
-        raise BadEditError("behind the last one")
+        raise BadEditError("after the last item")
 
-    taken = ahead(items())
-    assert made.acquire(blocking=False) is False  # none before the first is asked for
+    items_ahead = ahead(items())
+    assert produced.acquire(blocking=False) is False  # none before the first is requested
     for number in range(4):
-        assert next(taken) == number
-        assert made.acquire(timeout=60)
+        assert next(items_ahead) == number
+        assert produced.acquire(timeout=60)
         if number < 3:
-            assert made.acquire(timeout=60)  # the one behind it
-            assert not made.acquire(blocking=False)
-            made.release()
-    with pytest.raises(BadEditError, match="behind the last one"):
-        next(taken)
+            assert produced.acquire(timeout=60)  # the next one
+            assert not produced.acquire(blocking=False)
+            produced.release()
+    with pytest.raises(BadEditError, match="after the last item"):
+        next(items_ahead)
 
 
-def test_who_leaves_a_loop_early_leaves_no_thread_behind() -> None:
+def test_closing_early_ends_the_thread() -> None:
     before = threading.active_count()
     with closing(ahead(itertools.count())) as numbers:
         assert next(numbers) == 0

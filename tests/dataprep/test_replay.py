@@ -1,4 +1,4 @@
-"""Replaying verdicts gives what running the stage with other thresholds gives."""
+"""Replayed verdicts equal a run of the stage with the other thresholds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WORDS = "the river of and stone table under morning to letter garden with #tag 1
 
 
 def texts(seed: int, number: int = 60) -> list[str]:
-    source = random.Random(seed)
-    return [" ".join(source.choices(WORDS, k=source.randint(3, 160))) for _ in range(number)]
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(3, 160))) for _ in range(number)]
 
 
 def run_filter(inputs: dict[str, Path], config: Filter, out: Path, make_context: Callable) -> pa.Table:
@@ -43,7 +43,7 @@ def run_filter(inputs: dict[str, Path], config: Filter, out: Path, make_context:
         {"max_words": 60},
     ],
 )
-def test_other_bounds_replayed_equal_other_bounds_run(
+def test_replayed_bounds_equal_a_run(
     changes: dict[str, float], write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", [[("web", str(n), text) for n, text in enumerate(texts(3))]])
@@ -67,9 +67,7 @@ def test_other_bounds_replayed_equal_other_bounds_run(
     )
 
 
-def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_rows_are_left_out(
-    write_ingest: Callable, tmp_path: Path
-) -> None:
+def test_replay_keeps_quarantined_and_otherwise_dropped_documents(write_ingest: Callable, tmp_path: Path) -> None:
     ingest = write_ingest("ingest", [[("web", str(row), "text") for row in range(5)]])
     documents = read_documents({"ingest": ingest}, SHARD)
     rows = np.array([0, 1, 2, 3])
@@ -92,13 +90,13 @@ def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_r
     assert old.tallies["language_score"].failing == old.tallies["language_score"].only == 1
 
 
-def test_rules_without_a_measured_statistic_are_no_rules() -> None:
+def test_rules_need_a_measured_statistic() -> None:
     section = Filter.model_validate({"rules": ["gopher_quality"]})
     names = [rule.name for rule in rules_of(filter_stage.rules, "filter", section, ["words", "stop_words"])]
     assert names == ["gopher_quality/min_words", "gopher_quality/max_words", "gopher_quality/min_stop_words"]
 
 
-def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
+def test_samples_are_the_documents_next_to_the_cut() -> None:
     values = np.array([1.0, 9.0, 4.0, np.nan, 5.0, 6.0, 4.0])
     rule = Rule("r", "stage.min_x", "x", 5.0, lambda columns: columns["x"] < 5.0, ("x",))
     verdicts = Verdicts(np.arange(7), values >= 5.0, {"r": rule.fails({"x": values})}, {"x": values})
@@ -108,24 +106,24 @@ def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
     }
 
 
-def test_languages_are_judged_by_their_own_thresholds() -> None:
+def test_languages_have_their_own_thresholds() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
-    unwanted, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
+    other_languages, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
     columns = {
         "language": np.array(["en", "de", "fr", "de", None], object),
         "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan]),
     }
-    assert unwanted.fails(columns).tolist() == [False, False, True, False, False]
+    assert other_languages.fails(columns).tolist() == [False, False, True, False, False]
     assert english.fails(columns).tolist() == [False] * 5
     assert german.fails(columns).tolist() == [False, True, False, False, False]
-    assert [(rule.name, rule.label, rule.key, rule.bound) for rule in (unwanted, german)] == [
+    assert [(rule.name, rule.label, rule.key, rule.bound) for rule in (other_languages, german)] == [
         ("language", "language", "langid.keep", ("en", "de")),
         ("language_score", "language_score (de)", "langid.keep.de", 0.9),
     ]
     assert german.fails({**columns, "language_score": np.zeros(5)}).tolist() == [False, True, False, True, False]
 
 
-def test_a_script_has_its_own_threshold_before_that_of_its_language_and_of_all_others() -> None:
+def test_script_threshold_precedes_those_of_its_language_and_of_star() -> None:
     section = LanguageId.model_validate({"keep": {"sr": 0.5, "srp_Cyrl": 0.9, "*": 0.3}})
     rules = rules_of(langid.rules, "langid", section, ["language", "language_score", "script"])
     columns = {
@@ -142,14 +140,14 @@ def test_a_script_has_its_own_threshold_before_that_of_its_language_and_of_all_o
     }
 
 
-def test_of_rules_with_one_reason_each_knows_how_many_it_dropped() -> None:
+def test_rules_with_a_shared_reason_count_their_own_drops() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
-    unwanted, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
+    other_languages, english, german = rules_of(langid.rules, "langid", section, ["language", "language_score"])
     summary = {"counts": {"dropped": {"language": 3, "language_score": 2}}, "parts": {"de": {"language_score": 2}}}
-    assert [rule.dropped(summary) for rule in (unwanted, english, german)] == [3, 0, 2]
+    assert [rule.dropped(summary) for rule in (other_languages, english, german)] == [3, 0, 2]
 
 
-def test_bounds_that_decide_what_is_cut_out_are_not_replayed() -> None:
+def test_bounds_of_excised_spans_are_not_replayed() -> None:
     columns = ["contamination", "contamination_words"]
     against = {"against": ["eval.jsonl"]}
     drop, excise = (Decontaminate.model_validate({**against, "action": action}) for action in ("drop", "excise"))

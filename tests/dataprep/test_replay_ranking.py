@@ -1,4 +1,4 @@
-"""Replaying `keep_top` gives what a run with another share gives, also where earlier stages are replayed with it."""
+"""Replayed `keep_top` equals a run with another share, also with earlier stages replayed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Settings = Mapping[str, Any]
 
 def make_documents() -> list[list[tuple[str, str, str]]]:
     """Three shards of two sources; every fourth text is a copy, so that cuts go through equal scores."""
-    source = random.Random(2)
-    texts = [" ".join(source.choices(WORDS, k=source.randint(3, 90))) for _ in range(60)]
+    rng = random.Random(2)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(3, 90))) for _ in range(60)]
     rows = [("web" if n % 3 else "books", str(n), texts[n % 45 if n % 4 == 0 else n % 60]) for n in range(120)]
     return [rows[:50], rows[50:51], rows[51:]]
 
@@ -43,7 +43,7 @@ def run_stages(ingest: Path, out: Path, make_context: Callable, min_words: int, 
 
 
 def all_rules(
-    inputs: dict[str, Path], min_words: int, ranking: Settings, ran: dict[str, list[Rule]] | None
+    inputs: dict[str, Path], min_words: int, ranking: Settings, earlier_rules: dict[str, list[Rule]] | None
 ) -> dict[str, list[Rule]]:
     shard = shard_names(inputs["ingest"])[0]
     sections = {
@@ -53,9 +53,11 @@ def all_rules(
     columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
     find = {"filter": filter_stage.rules, "quality": whatif_thresholds.rules}
     rules = {stage: rules_of(find[stage], stage, section, columns[stage]) for stage, section in sections.items()}
-    found = keep_top_rule(inputs, "quality", sections["quality"], SEED, ran or rules, rules, columns["quality"])
-    assert found is not None
-    return {**rules, "quality": [*rules["quality"], found]}
+    ranking_rule = keep_top_rule(
+        inputs, "quality", sections["quality"], SEED, earlier_rules or rules, rules, columns["quality"]
+    )
+    assert ranking_rule is not None
+    return {**rules, "quality": [*rules["quality"], ranking_rule]}
 
 
 @pytest.mark.slow
@@ -70,7 +72,7 @@ def all_rules(
         (40, {"keep_top": 0.5, "min_heuristic_score": 0.4}),
     ],
 )
-def test_another_share_replayed_equals_another_share_run(
+def test_replayed_share_equals_a_run(
     min_words: int, ranking: Settings, write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", make_documents())
@@ -94,7 +96,7 @@ def test_another_share_replayed_equals_another_share_run(
     assert (dropped == 0) == (ranking["keep_top"] == 1.0)
 
 
-def test_the_samples_are_nearest_to_the_score_at_which_their_group_ends(
+def test_samples_are_nearest_to_the_cut_of_their_group(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     ingest = write_ingest("ingest", make_documents())
@@ -103,8 +105,8 @@ def test_the_samples_are_nearest_to_the_score_at_which_their_group_ends(
     rules = all_rules(stored, 20, share, None)
     shard = shard_names(ingest)[0]
     verdicts, _ = judge_shard(stored, shard, "quality", rules["quality"], rules["quality"])
-    found = nearest(verdicts, rules["quality"][-1], 3)
-    assert max(value for _, _, value in found["failing"]) <= min(value for _, _, value in found["passing"])
+    samples = nearest(verdicts, rules["quality"][-1], 3)
+    assert max(value for _, _, value in samples["failing"]) <= min(value for _, _, value in samples["passing"])
     scores = verdicts.columns["heuristic_score"]
     worst_kept = min(scores[verdicts.keep])
-    assert min(distance for distance, _, _ in found["passing"]) <= worst_kept - max(scores[~verdicts.keep])
+    assert min(distance for distance, _, _ in samples["passing"]) <= worst_kept - max(scores[~verdicts.keep])

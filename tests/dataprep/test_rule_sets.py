@@ -1,4 +1,4 @@
-"""The registry of rule sets: what holds for every set, and how a set gets its columns."""
+"""The registry of rule sets: columns, bounds, memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gristmill.mixtures.steps.rules import GopherQuality, Rules
 TEXTS = ["", "The one and only.\nLine two is here.", "{}", "東京\n\n\n"]
 
 
-def test_every_rule_set_of_the_schema_is_registered_and_no_other() -> None:
+def test_registry_equals_the_schema() -> None:
     assert list(RULE_SETS) == list(RULE_COLUMNS) == list(Rules.model_fields)
 
 
-def test_no_two_rule_sets_write_the_same_column() -> None:
+def test_rule_sets_have_distinct_columns() -> None:
     names = Counter(name for columns in RULE_COLUMNS.values() for name in columns)
     assert [name for name, number in names.items() if number > 1] == []
     assert set(names) & {"id", "keep", "reason", "error", "edits", "source", "locator", "text", "metadata"} == set()
@@ -40,7 +40,7 @@ NEED_A_FILE = {"toxicity"}
 
 
 @pytest.mark.parametrize("name", [name for name in RULE_SETS if name not in NEED_A_FILE])
-def test_a_rule_set_measures_what_it_declares_and_bounds_nothing_else(name: str) -> None:
+def test_rule_set_measures_its_declared_columns_and_bounds_only_these(name: str) -> None:
     rules = Rules.model_validate({name: {}})
     rows = pa.table(
         {
@@ -64,20 +64,18 @@ class Bounds(Section):
     unit: str = "bytes"
 
 
-def test_a_bound_passes_and_so_does_what_does_not_apply_while_options_bound_nothing() -> None:
+def test_bound_and_nan_pass_and_options_bound_nothing() -> None:
     failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds()})
     assert {rule: mask.tolist() for rule, mask in failed.items()} == {"set/min_size": [True, False, False]}
     failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds(max_size=2)})
     assert failed["set/max_size"].tolist() == [False, True, False]
 
 
-def test_what_does_not_apply_is_null_in_the_table() -> None:
+def test_nan_is_null_in_the_table() -> None:
     assert spread(np.array([1.0, np.nan]), [None, "bad", None]).to_pylist() == [1.0, None, None]
 
 
-def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_nobody_wrote_them(
-    write_ingest: Callable, tmp_path: Path
-) -> None:
+def test_columns_come_from_documents_or_earlier_stages_or_are_null(write_ingest: Callable, tmp_path: Path) -> None:
     ingest = write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
     write_table(
@@ -92,14 +90,14 @@ def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_no
     ]
 
 
-def test_sets_that_are_switched_off_measure_nothing() -> None:
+def test_disabled_rule_sets_measure_nothing() -> None:
     rows = pa.table({"text": TEXTS, "language": pa.nulls(len(TEXTS), pa.string())})
     assert measure(rows, Rules()) == {}
     assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(RULE_COLUMNS["gopher_quality"])
 
 
 SIZE = (2 << 20) + 2
-"""So many bytes of lines, and half as many words, need the largest hash tables for their number."""
+"""Bytes of lines, and half as many words, that need the largest hash tables for their number."""
 PEAK = """
 import json, sys
 from pathlib import Path
@@ -108,13 +106,13 @@ from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.mixtures.steps.rules import Rules
 rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])
-made = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",
+pieces = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",
         "prose": "The mill by the river grinds what the carts bring.\\n\\n"}
 def held():
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts over: proc(5)
     return peak_resident_bytes()
 peaks = {}
-for name, piece in made.items():
+for name, piece in pieces.items():
     rows = [pa.table({"text": pa.array([text], pa.large_string()), "language": ["en"], "locator": ["a.py"],
                       "metadata": ["{}"]})
             for text in ("The wheel turns.\\n" * 9, (piece * (size // len(piece.encode()) + 1))[:size])]
@@ -127,7 +125,9 @@ print(json.dumps(peaks))
 OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") and name not in NEED_A_FILE}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a program is Linux's to tell")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux measures the peak memory of a part of a program"
+)
 @pytest.mark.parametrize(
     "rules",
     [
@@ -145,7 +145,7 @@ OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") an
     ],
     ids=[*DIALECTS, "unicode", "others"],
 )
-def test_a_long_document_needs_no_more_memory_than_the_manifest_says_of_the_longest(rules: dict[str, object]) -> None:
+def test_memory_of_a_long_document_is_bounded(rules: dict[str, object]) -> None:
     command = [sys.executable, "-c", PEAK, json.dumps(rules), str(SIZE)]
     peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert len(peaks) == 6

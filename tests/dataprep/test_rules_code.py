@@ -1,4 +1,4 @@
-"""The rule set for source code: by hand, by definition, on planted files and on the standard library."""
+"""The rule set for source code: values derived by hand, planted files, the standard library."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ pieced_text = st.lists(st.sampled_from(PIECES), max_size=50).map("".join)
 hexadecimal_text = st.lists(st.sampled_from(["ab", "41", "0x1f", "\\x41", ",", " ", "\n", "é", "g"]), max_size=60)
 
 LENIENT = {"min_code_tokens": None}
-"""Without the rule that short files, such as these, are too short."""
+"""Disables the rule against short files."""
 LINE = "total = total + value(item) if item else None\n"
 """A line of code of 14 words and marks."""
 CODE = LINE * 3
 
 
 def words(piece: str, characters: int) -> str:
-    """A text of so many characters."""
+    """Text of `characters` characters."""
     return (piece * characters)[:characters]
 
 
@@ -102,7 +102,7 @@ def measured(name: str, text: str) -> dict[str, float | None]:
 
 
 def reasons(files: dict[str, str], **options: Any) -> dict[str, str | None]:
-    """Why each file is dropped, or None."""
+    """Reason for which each file is dropped, or None."""
     rules = Rules.model_validate({"code": options})
     rows = pa.table(
         {"text": pa.array(files.values(), pa.large_string()), "locator": list(files), "metadata": ["{}"] * len(files)}
@@ -136,14 +136,14 @@ def test_statistics_counted_by_hand() -> None:
     }
 
 
-def test_html_counts_what_a_reader_sees() -> None:
+def test_html_counts_visible_characters() -> None:
     page = '<!DOCTYPE html><p title="a > b">Seen <b>é</b> &amp;<!-- <p>hid --><script>if (1 < 2) "x"</script> 1 < 2</p>'
     assert measured("x.html", page)["html_visible_characters"] == len("Seen é &amp; 1 < 2")
     assert measured("x.html", "seen<style>h1 {}")["html_visible_characters"] == len("seen")
 
 
 class Reader(HTMLParser):
-    """An HTML parser that keeps what a reader sees."""
+    """HTML parser that keeps the visible text."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
@@ -165,7 +165,7 @@ class Reader(HTMLParser):
         self.seen += f"&#{name};"
 
 
-def test_an_html_parser_sees_as_much_of_real_pages() -> None:
+def test_visible_characters_of_real_pages_equal_an_html_parsers() -> None:
     archive = Path(__file__).parents[2] / ".." / "shared" / "data" / "web" / "dclm_wikipedia_html.tar.zst"
     if not archive.exists():
         pytest.skip("the shared pages are not here")
@@ -183,7 +183,7 @@ def test_an_html_parser_sees_as_much_of_real_pages() -> None:
         assert measured("x.html", page)["html_visible_characters"] == len(reader.seen)
 
 
-def test_encoded_data_is_what_starcoder2s_patterns_match() -> None:
+def test_encoded_data_equals_starcoder2s_patterns() -> None:
     def encoded(text: str) -> tuple[float | None, float | None]:
         values = measured("x.py", text)
         return values["longest_encoded_characters"], values["encoded_ratio"]
@@ -237,18 +237,16 @@ def test_encoded_data_is_what_starcoder2s_patterns_match() -> None:
         ),
     ],
 )
-def test_the_bound_itself_passes_and_the_next_value_does_not(
-    name: str, passing: str, failing: str, reason: str
-) -> None:
+def test_bound_passes_and_the_next_value_fails(name: str, passing: str, failing: str, reason: str) -> None:
     assert [reasons({name: text}, **LENIENT)[name] for text in (passing, failing)] == [None, reason]
 
 
-def test_forty_tokens_are_enough() -> None:
+def test_forty_tokens_pass() -> None:
     files = {"a.py": "a = b\n" * 13 + "c", "b.py": "a = b\n" * 13}
     assert reasons(files) == {"a.py": None, "b.py": "code/min_code_tokens"}
 
 
-def test_planted_files_are_dropped_for_what_they_are_and_plain_ones_stay() -> None:
+def test_planted_files_are_dropped_and_plain_ones_kept() -> None:
     table = ",".join(f"0x{value % 256:02x}" for value in range(600))
     assert reasons(
         {
@@ -287,12 +285,12 @@ def test_planted_files_are_dropped_for_what_they_are_and_plain_ones_stay() -> No
         ("", "", ""),
     ],
 )
-def test_the_extension_is_that_of_the_files_name(path: str, name: str, ending: str) -> None:
+def test_extension_follows_from_the_file_name(path: str, name: str, ending: str) -> None:
     assert file_name(path) == name
     assert extension(name) == ending
 
 
-def test_a_path_can_come_from_the_metadata() -> None:
+def test_path_can_come_from_the_metadata() -> None:
     rows = pa.table(
         {
             "text": [CODE] * 4,
@@ -308,14 +306,14 @@ def test_a_path_can_come_from_the_metadata() -> None:
 
 @lru_cache
 def library() -> dict[str, str]:
-    """The modules of this Python's standard library, without its tests and what its build wrote down."""
+    """Modules of this Python's standard library, without tests and build output."""
     root = Path(sysconfig.get_path("stdlib"))
     folders = (".", "asyncio", "email", "http", "json", "unittest")
     paths = [path for folder in folders for path in root.glob(f"{folder}/*.py") if "_sysconfigdata" not in path.name]
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
-def test_nearly_all_of_the_standard_library_is_kept_and_what_is_dropped_says_so_itself() -> None:
+def test_nearly_all_of_the_standard_library_is_kept() -> None:
     files = library()
     dropped = {name: reason for name, reason in reasons(files).items() if reason is not None}
     share = 1 - sum(len(files[name]) for name in dropped) / sum(map(len, files.values()))
@@ -328,7 +326,7 @@ def test_nearly_all_of_the_standard_library_is_kept_and_what_is_dropped_says_so_
     assert all(len(files[name]) < 1000 for name in dropped.keys() - generated), dropped
 
 
-def test_the_standard_library_is_measured_as_the_plain_definitions_do() -> None:
+def test_standard_library_is_measured_like_the_plain_definitions() -> None:
     names = list(library())[::12]
     for name in names:
         assert measured(name, library()[name]) == code_reference.code(library()[name], name)

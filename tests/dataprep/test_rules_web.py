@@ -1,4 +1,4 @@
-"""The rule sets of the web: what they measure, counted by hand, and on which side of a threshold a document falls."""
+"""Web rule sets: statistics derived by hand, and verdicts at the thresholds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def measured(rules: dict[str, Any], texts: list[str]) -> list[dict[str, float]]:
 
 
 def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
-    """Why each text is dropped, or None."""
+    """Reason for which each text is dropped, or None."""
     section = Rules.model_validate(rules)
     columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), section)
     return first_failures(failures(columns, configured_sets(section)), len(texts))
@@ -199,13 +199,11 @@ def test_curator_statistics_counted_by_hand() -> None:
         ),
     ],
 )
-def test_the_bound_itself_passes_and_the_next_value_does_not(
-    rules: dict[str, Any], passing: str, failing: str, reason: str
-) -> None:
+def test_bound_passes_and_the_next_value_fails(rules: dict[str, Any], passing: str, failing: str, reason: str) -> None:
     assert reasons(rules, [passing, failing]) == [None, reason]
 
 
-def test_an_alias_stands_for_the_constants_of_one_source_and_gives_way_to_a_value() -> None:
+def test_alias_sets_the_constants_of_one_source() -> None:
     def values(rules: dict[str, Any]) -> tuple[int, float]:
         section = Rules.model_validate(rules)
         assert Rules.model_validate(section.model_dump()) == section
@@ -217,8 +215,8 @@ def test_an_alias_stands_for_the_constants_of_one_source_and_gives_way_to_a_valu
     assert values({"c4": {"constants": "paper", "min_sentences": 4}, "fineweb": {}}) == (4, 0.1)
 
 
-def test_a_phrase_that_could_never_be_found_is_refused() -> None:
-    with pytest.raises(ValueError, match="lower case"):
+def test_unmatchable_phrase_is_rejected() -> None:
+    with pytest.raises(ValueError, match="lower"):
         prepare_phrases(["Lorem ipsum"])
     with pytest.raises(ValueError, match="'123'"):
         prepare_phrases(["123"])

@@ -1,4 +1,4 @@
-"""Beam's part in a job: a pipeline that is no linear chain is refused, and somebody has to answer where it is sent."""
+"""Beam pipelines of a job: only linear chains, and a job server that answers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gristmill.dataprep.jobs.runner import NotLinearError, check_linear, import_
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 
 
-def test_a_job_server_that_says_nothing_is_named_soon(tmp_path: Path) -> None:
+def test_silent_job_server_is_named_after_its_timeout(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         options = {"job_endpoint": endpoint, "job_server_timeout": 0.2}
         context = Context(tmp_path, runner="PortableRunner", options=options, emit=lambda event: None)
-        with pytest.raises(WorkerError, match=rf"^no job server answers at {endpoint} within 0\.2 s; start it, or"):
+        with pytest.raises(WorkerError, match=rf"{endpoint} .*0\.2 s"):
             run_tasks("job", [Task("a")], lambda task: Done(), context)
 
 
 class FailedCall(grpc.RpcError):
-    """As gRPC's own, which cannot be made without a call."""
+    """Stand-in for gRPC's error, which cannot be constructed without a call."""
 
     def __str__(self) -> str:
         return f"<{type(self).__name__} of RPC that terminated with:\n\tstatus = StatusCode.UNKNOWN\n>"
@@ -39,15 +39,15 @@ class FailedCall(grpc.RpcError):
         return "Application error processing RPC"
 
 
-def test_what_a_job_server_says_of_a_failed_call_is_the_sentence() -> None:
+def test_failed_call_is_shortened_to_its_details() -> None:
     assert str(shorten("job", FailedCall())) == "job: FailedCall: Application error processing RPC"
 
 
-@pytest.mark.parametrize(("file", "heard"), [("portable_runner.py", False), ("own_steps.py", True)])
-def test_what_a_job_server_says_meanwhile_is_not_printed_beside_the_error(file: str, heard: bool) -> None:
+@pytest.mark.parametrize(("file", "is_logged"), [("portable_runner.py", False), ("own_steps.py", True)])
+def test_log_of_the_portable_runner_is_suppressed(file: str, is_logged: bool) -> None:
     import_beam()
-    record = logging.LogRecord("root", logging.ERROR, f"/somewhere/{file}", 1, "said", None, None)
-    assert bool(logging.getLogger().filter(record)) == heard
+    record = logging.LogRecord("root", logging.ERROR, f"/somewhere/{file}", 1, "message", None, None)
+    assert bool(logging.getLogger().filter(record)) == is_logged
 
 
 class Collects(beam.DoFn):
@@ -63,9 +63,9 @@ def numbers(pipeline: Any) -> Any:
 
 
 def two_sinks(pipeline: Any) -> None:
-    made = numbers(pipeline)
-    _ = made | "one" >> beam.Map(print)
-    _ = made | "other" >> beam.Map(print)
+    collection = numbers(pipeline)
+    _ = collection | "one" >> beam.Map(print)
+    _ = collection | "other" >> beam.Map(print)
 
 
 def two_sources(pipeline: Any) -> None:
@@ -82,8 +82,8 @@ def tagged(pipeline: Any) -> None:
 
 
 def side_input(pipeline: Any) -> None:
-    made = numbers(pipeline)
-    _ = pipeline | "more" >> beam.Create([4]) | "add" >> beam.Map(lambda n, others: n, beam.pvalue.AsList(made))
+    collection = numbers(pipeline)
+    _ = pipeline | "more" >> beam.Create([4]) | "add" >> beam.Map(lambda n, others: n, beam.pvalue.AsList(collection))
 
 
 def finishing(pipeline: Any) -> None:
@@ -97,31 +97,29 @@ def batching(pipeline: Any) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (two_sinks, "'other.*' reads what 'one.*' reads too"),
+        (two_sinks, "'other.*'one"),
         (two_sources, "2 sources"),
-        (flattened, "'both' has 2 inputs"),
-        (tagged, r"'split.*' has tagged outputs \(.*even"),
-        (side_input, "'add.*' has side inputs"),
-        (finishing, r"'collect' has a DoFn that finishes bundles \(Collects.finish_bundle\)"),
-        (batching, "finishes bundles"),
+        (flattened, "'both' .*2 inputs"),
+        (tagged, r"'split.*tagged outputs \(.*even"),
+        (side_input, "'add.*side inputs"),
+        (finishing, r"'collect' .*Collects\.finish_bundle"),
+        (batching, "finish"),
     ],
 )
-def test_anything_but_a_linear_chain_is_refused(build: Callable[[Any], None], message: str) -> None:
+def test_nonlinear_pipeline_is_rejected(build: Callable[[Any], None], message: str) -> None:
     pipeline = beam.Pipeline()
     build(pipeline)
     with pytest.raises(NotLinearError, match=message):
         check_linear(pipeline)
 
 
-def test_a_chain_with_a_shuffle_is_linear() -> None:
+def test_chain_with_a_shuffle_is_linear() -> None:
     pipeline = beam.Pipeline()
     _ = numbers(pipeline) | beam.Map(lambda n: (n % 2, n)) | beam.GroupByKey() | beam.Map(print)
     check_linear(pipeline)
 
 
-def test_a_pipeline_has_no_temporary_folder_that_a_killed_run_would_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipeline_creates_no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     runner.make_pipeline(runner.LOCAL_OPTIONS)
     assert list(tmp_path.iterdir()) == []

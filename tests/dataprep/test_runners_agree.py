@@ -1,4 +1,4 @@
-"""Where the work is done never changes a result: every runner and mode gives the same bytes."""
+"""Every runner, mode and store gives the same bytes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five files of two sources: documents that rules drop, repeated and nearly repeated ones, broken records."""
-    folder, source = tmp_path_factory.mktemp("corpus"), random.Random(7)
-    texts = [" ".join(source.choices(WORDS, k=(20, 120, 200)[number % 3])) for number in range(40)]
+    """Five files of two sources: documents that rules drop, exact and near duplicates, broken records."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = random.Random(7)
+    texts = [" ".join(rng.choices(WORDS, k=(20, 120, 200)[number % 3])) for number in range(40)]
     texts += [texts[4], texts[5] + " and so on", texts[11].replace("mill", "Mill", 1)]
     for number in range(5):
         lines = [json.dumps({"text": text}) for text in texts[number::5]] + ["{broken"] * (number == 4)
@@ -34,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], list[Any]]:
-    """Ingest, filter and deduplicate; the SHA-256 of each file that came out, and the summaries."""
+    """Ingest, filter and deduplicate; return the SHA-256 of each output file, and the summaries."""
     sources = {name: {"path": str(corpus / f"{name}-*.jsonl")} for name in "ab"}
     steps = [
         (ingest, {"sources": sources, "ingest": {"shard_bytes": 4000, "max_quarantined": 0.5}}),
@@ -55,7 +56,7 @@ def prepare(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
 
 @pytest.fixture(scope="module")
 def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[Any]]:
-    """What one worker makes of it."""
+    """Files and summaries of one worker."""
     files, summaries = prepare(corpus, tmp_path_factory.mktemp("expected"), workers=1)
     assert [summary["counts"]["kept"] for summary in summaries] == [43, 29, 26]
     assert summaries[2]["clusters"] == 3
@@ -72,24 +73,20 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[di
     ],
     ids=["memory", "threads", "processes", "portable"],
 )
-def test_every_mode_and_the_portable_runner_give_the_same_bytes(
+def test_modes_and_the_portable_runner_give_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]], tmp_path: Path, engine: dict[str, Any]
 ) -> None:
     assert prepare(corpus, tmp_path, **engine) == expected
 
 
-@pytest.mark.slow
-def test_a_dask_cluster_gives_the_same_bytes(
+def test_dask_cluster_gives_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]], tmp_path: Path, cluster: Cluster
 ) -> None:
     assert prepare(corpus, tmp_path, runner="dask", address=cluster.address) == expected
 
 
-@pytest.mark.slow
-def test_a_store_that_is_no_file_system_gives_the_same_bytes(
-    corpus: Path, expected: tuple[dict[str, str], list[Any]]
-) -> None:
-    """Tables, records and the partitions of shuffles all go through the store's own reads and writes."""
+def test_object_store_gives_the_same_bytes(corpus: Path, expected: tuple[dict[str, str], list[Any]]) -> None:
+    """Tables, records and shuffle partitions all go through the store's own reads and writes."""
     folder = as_path("memory://runners-agree")
     try:
         assert prepare(corpus, folder, workers=2) == expected

@@ -1,4 +1,4 @@
-"""Credentials are masked wherever something is kept or shown, and nothing else is."""
+"""Credentials are masked in everything that is kept or shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gristmill.core.secrets import (
 )
 
 SECRETS = st.text(string.ascii_letters + string.digits + "-_.~+", min_size=8, max_size=40).filter(
-    # A port and a slash are no password; what is inside of the address elsewhere could not be told apart.
+    # A port or a slash is not a password; text that the address contains anyway could not be distinguished.
     lambda text: not text.isdigit() and text not in "https://example.org/folder/file.jsonl"
 )
 PLACES = [
@@ -65,7 +65,7 @@ NAMES = [
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_known", set())
 
 
@@ -75,7 +75,7 @@ def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     scheme=st.sampled_from(["https", "s3", "gs", "ftp"]),
     secret=SECRETS,
 )
-def test_no_place_of_an_address_gives_a_secret_away(place: str, name: str, scheme: str, secret: str) -> None:
+def test_secret_is_masked_in_every_part_of_an_address(place: str, name: str, scheme: str, secret: str) -> None:
     address = place.format(scheme=scheme, name=name, secret=secret)
     sentence = f"cannot open '{address}': refused (403)"
     record = {"path": [address], "files": {address: 1}, "message": sentence}
@@ -84,37 +84,37 @@ def test_no_place_of_an_address_gives_a_secret_away(place: str, name: str, schem
     assert secret not in mask_text(sentence)
     assert mask_text(sentence).endswith("': refused (403)")
     assert secret not in json.dumps(mask_addresses(record))
-    written, rest = split_secrets({"path": address, "url": f"{address} "})
+    written, withheld = split_secrets({"path": address, "url": f"{address} "})
     assert secret not in json.dumps(written)
     assert mask_text(mask_text(sentence)) == mask_text(sentence)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, rest or "[]")
+        patch.setenv(VARIABLE, withheld or "[]")
         assert restore_secrets(written) == {"path": address, "url": f"{address} "}
         assert secret not in mask_text(f"a worker's library: {secret!r} is no name of a bucket")
 
 
 @given(place=st.sampled_from(PLACES), name=st.sampled_from(NAMES), secret=SECRETS)
-def test_what_a_library_repeats_of_an_address_is_masked_too(place: str, name: str, secret: str) -> None:
+def test_secret_repeated_by_a_library_is_masked(place: str, name: str, secret: str) -> None:
     address = place.format(scheme="s3", name=name, secret=secret)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "_known", set())
         remember_secrets({"sources": {"a": {"path": address}}})
         assert secret not in mask_text(f'Invalid bucket name "{secret}": it must match the expression')
-        shown = io.StringIO()
-        print(f"resume with: gristmill run --store '{address}'", file=MaskedStream(shown))
-        assert secret not in shown.getvalue()
+        output = io.StringIO()
+        print(f"resume with: gristmill run --store '{address}'", file=MaskedStream(output))
+        assert secret not in output.getvalue()
 
 
-def test_a_key_that_a_library_cuts_at_its_slashes_is_masked_in_pieces() -> None:
+def test_key_split_at_slashes_is_masked_in_parts() -> None:
     remember_secrets("s3://AKIAEXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCY@bucket/folder")
     assert mask_text('Invalid bucket name "AKIAEXAMPLE:wJalrXUtnFEMI": it') == 'Invalid bucket name "***": it'
     assert mask_text("K7MDENG is short, bPxRfiCYX is not") == "K7MDENG is short, ***X is not"
 
 
-def test_documents_on_their_way_to_a_person_keep_the_addresses_that_they_quote() -> None:
-    shown = io.StringIO()
-    print("see https://a:b@c/?code=7", file=MaskedStream(shown))
-    assert shown.getvalue() == "see https://a:b@c/?code=7\n"
+def test_addresses_quoted_in_documents_are_kept() -> None:
+    output = io.StringIO()
+    print("see https://a:b@c/?code=7", file=MaskedStream(output))
+    assert output.getvalue() == "see https://a:b@c/?code=7\n"
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_documents_on_their_way_to_a_person_keep_the_addresses_that_they_quote()
         ),
     ],
 )
-def test_addresses_lose_their_passwords_and_keys_and_nothing_else(text: str, masked: str) -> None:
+def test_only_passwords_and_keys_of_addresses_are_masked(text: str, masked: str) -> None:
     assert mask_text(text) == masked
     assert mask_text(masked) == masked
 
 
-def test_values_are_masked_by_their_key_in_records_and_in_settings() -> None:
+def test_values_are_masked_by_key() -> None:
     record = {
         "overrides": [
             "engine.options.sasl_password=x=y",
@@ -180,12 +180,12 @@ def test_values_are_masked_by_their_key_in_records_and_in_settings() -> None:
     }
 
 
-def test_what_is_left_out_of_a_description_is_put_back_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_secrets_are_restored_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     description = {"config": {"paths": ["a.txt", "https://me:hunter2@h/b"], "hf_token": "hunter2"}, "engine": {"n": 1}}
-    written, rest = split_secrets(description)
+    written, withheld = split_secrets(description)
     assert "hunter2" not in json.dumps(written)
-    assert rest is not None
-    monkeypatch.setenv(VARIABLE, rest)
+    assert withheld is not None
+    monkeypatch.setenv(VARIABLE, withheld)
     assert restore_secrets(json.loads(json.dumps(written))) == description
     assert split_secrets({"path": "https://h/a"}) == ({"path": "https://h/a"}, None)
     monkeypatch.delenv(VARIABLE)

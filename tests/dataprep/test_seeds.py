@@ -1,4 +1,4 @@
-"""Keys stay what they were: they decide which documents a store's mixtures have, and how its models begin."""
+"""Seeded keys are stable: they decide the documents of mixtures and the initial weights of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.order import order_key
 
 
-def test_keys_are_those_that_stores_were_made_with() -> None:
+def test_keys_are_stable() -> None:
     assert order_key(7, "mix", "documents") == seeded_key("gristmill", 7, "mix", "documents") == 501757538284448482
     assert seeded_key(7, "model.embed_tokens.weight") == 6386769700040092443
     assert seeded_bytes(7, "an id", size=16).hex() == "b92e6acfc38d7ad4b3f47b521529d54a"
@@ -17,6 +17,6 @@ def test_keys_are_those_that_stores_were_made_with() -> None:
     assert content_key(7, [1, 2], bits=128) == 18194522577411754210913177492441662496
 
 
-@pytest.mark.parametrize(("given", "key"), [(None, 0), (0, 0), (5, 5)])
-def test_a_section_that_no_manifest_has_given_a_seed_is_keyed_by_0(given: int | None, key: int) -> None:
-    assert Mix(tokens=1000, sequence_length=10, seed=given).key_seed == key
+@pytest.mark.parametrize(("seed", "key"), [(None, 0), (0, 0), (5, 5)])
+def test_section_without_a_seed_is_keyed_by_0(seed: int | None, key: int) -> None:
+    assert Mix(tokens=1000, sequence_length=10, seed=seed).key_seed == key

@@ -1,4 +1,4 @@
-"""Several hosts do the tasks of a job: each task once, whoever comes, dies or fails."""
+"""Several hosts share the tasks of a job: each task runs once, whichever host joins, dies or fails."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ def offer_of(folder: Path, work: Any) -> Any:
     return offered("job", folder, folder / "job", "memory", work, [(name, {}) for name in NAMES])
 
 
-def test_hosts_that_work_at_the_same_time_do_each_task_once_and_both_some(tmp_path: Path) -> None:
+def test_concurrent_hosts_share_the_tasks(tmp_path: Path) -> None:
     done: list[tuple[str, str]] = []
-    both = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def work(host: str, name: str, payload: Any) -> None:
-        if not any(one == host for one, _ in done):
-            done.append((host, name))
-            both.wait(30)  # nobody goes on before both have begun
-        else:
-            done.append((host, name))
+        is_first = host not in {finisher for finisher, _ in done}
+        done.append((host, name))
+        if is_first:
+            barrier.wait(30)  # until both hosts have started
         write_json(tmp_path / "job" / f"{name}.json", {})
 
     def run(host: str, work_of: Any, elements: Sequence[Element]) -> None:
@@ -73,10 +72,8 @@ def record(folder: str, done: list[str], name: str, payload: Any) -> None:
     write_json(Path(folder) / f"{name}.json", {})
 
 
-def test_what_a_host_that_died_has_claimed_is_done_by_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One left properly, one was killed: its beat stays the same."""
+def test_tasks_claimed_by_a_dead_host_are_done_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One host left properly, one was killed: its heartbeat no longer changes."""
     monkeypatch.setattr(multi_host, "LOST_SECONDS", 0.3)
     monkeypatch.setattr(multi_host, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(multi_host, "LOOK_SECONDS", 0.05)
@@ -90,10 +87,10 @@ def test_what_a_host_that_died_has_claimed_is_done_by_another_one(
         take_share(offer, host, in_turn)
         assert last_claims(Path(offer.claims)) == {**dict.fromkeys(NAMES, 1), "03": 2, "05": 2}
     assert sorted(done) == NAMES
-    assert done[-1] == "05"  # which had to be waited for
+    assert done[-1] == "05"  # after the wait for its heartbeat
 
 
-def test_nothing_more_is_done_once_a_task_has_failed_or_the_offer_is_withdrawn(tmp_path: Path) -> None:
+def test_no_task_starts_after_a_failure_or_without_an_offer(tmp_path: Path) -> None:
     done: list[str] = []
     with offer_of(tmp_path, partial(record, str(tmp_path / "job"), done)) as offer:
         (tmp_path / "job.failure.json").write_text("{}")
@@ -103,9 +100,7 @@ def test_nothing_more_is_done_once_a_task_has_failed_or_the_offer_is_withdrawn(t
     assert done == []
 
 
-def test_a_host_that_looks_while_the_records_are_being_removed_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_that_looks_during_removal_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     with offer_of(tmp_path, partial(record, str(tmp_path / "job"), done)) as offer:
 
@@ -124,7 +119,7 @@ def square(out: str, task: Task) -> Done:
     return Done([path], {"counts": {"kept": 1}})
 
 
-def test_a_job_of_several_hosts_has_the_results_of_one_also_where_no_other_comes(tmp_path: Path) -> None:
+def test_job_for_several_hosts_completes_on_one(tmp_path: Path) -> None:
     tasks = [Task(name, {"n": int(name)}) for name in NAMES]
     (tmp_path / "out").mkdir()
     alone, together = (

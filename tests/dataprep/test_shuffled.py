@@ -1,4 +1,4 @@
-"""What tasks send arrives in their order, through files and through Beam's GroupByKey, whatever is interrupted."""
+"""Shuffles: rows arrive in the order of their tasks, through files and through Beam's GroupByKey, after any interruption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "engine": {"runner": "FnApiRunner", "options": IN_MEMORY},
 }
 PARTITIONS = {"words": 5, "numbers": 2}
-both_forms = pytest.mark.parametrize("form", FORMS)
+for_both_forms = pytest.mark.parametrize("form", FORMS)
 
 
 def context(work: Path, form: str, **fields: Any) -> Context:
@@ -38,18 +38,18 @@ def context(work: Path, form: str, **fields: Any) -> Context:
 
 
 def rows_of(task: Task) -> list[tuple[str, list[tuple[int, str]]]]:
-    """What a task sends, one sending after the other: (name, (partition, text) of each row)."""
-    draw = random.Random(f"{task.payload['seed']} {task.name}")
+    """Rows of each sending of a task, in order: (name, (partition, text) of each row)."""
+    rng = random.Random(f"{task.payload['seed']} {task.name}")
     texts = ["", "flour", "Mühle", "粉を挽く", "\N{GRINNING FACE}\u0301", "a\nb"]
     sent = []
-    for name in draw.choices(list(PARTITIONS), k=draw.randrange(5)):
-        most = draw.choice([1, PARTITIONS[name]])
+    for name in rng.choices(list(PARTITIONS), k=rng.randrange(5)):
+        most = rng.choice([1, PARTITIONS[name]])
         sent.append(
             (
                 name,
                 [
-                    (draw.randrange(most), f"{draw.choice(texts)} {task.name} {row}")
-                    for row in range(draw.choice([0, 1, 40]))
+                    (rng.randrange(most), f"{rng.choice(texts)} {task.name} {row}")
+                    for row in range(rng.choice([0, 1, 40]))
                 ],
             )
         )
@@ -71,12 +71,12 @@ def tasks(seed: int, number: int = 9) -> list[Task]:
 
 
 def expected(planned: list[Task]) -> dict[str, list[list[str]]]:
-    found = {name: [[] for _ in range(number)] for name, number in PARTITIONS.items()}
+    texts_by_name = {name: [[] for _ in range(number)] for name, number in PARTITIONS.items()}
     for task in planned:
         for name, rows in rows_of(task):
             for partition, text in rows:
-                found[name][partition].append(text)
-    return found
+                texts_by_name[name][partition].append(text)
+    return texts_by_name
 
 
 def arrived(sent: dict[str, Shuffled]) -> dict[str, list[list[str]]]:
@@ -89,9 +89,9 @@ def arrived(sent: dict[str, Shuffled]) -> dict[str, list[list[str]]]:
     }
 
 
-@both_forms
+@for_both_forms
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_arrive_in_the_order_of_the_tasks_and_of_their_sendings(
+def test_rows_arrive_in_the_order_of_tasks_and_sendings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, seed: int
 ) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 300)
@@ -106,8 +106,8 @@ def test_rows_arrive_in_the_order_of_the_tasks_and_of_their_sendings(
         assert len(chosen) == sum(len(piece) > 0 for piece in rows.pieces(0))
 
 
-@both_forms
-def test_a_job_that_sends_nothing_or_no_rows_is_read_as_that(tmp_path: Path, form: str) -> None:
+@for_both_forms
+def test_empty_shuffles_are_read(tmp_path: Path, form: str) -> None:
     def empty(task: Task) -> Generator[Sent, None, Done]:
         if task.payload["sends"]:
             yield Sent("words", pa.table({"text": pa.array([], pa.string())}), np.empty(0, np.int64))
@@ -124,10 +124,8 @@ def test_a_job_that_sends_nothing_or_no_rows_is_read_as_that(tmp_path: Path, for
             assert sent["words"].read(3).schema == pa.schema({"text": pa.string()})
 
 
-@both_forms
-def test_one_partition_needs_no_partitions_and_all_rows_may_be_in_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+@for_both_forms
+def test_single_and_skewed_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 100)
 
     def skewed(task: Task) -> Generator[Sent, None, Done]:
@@ -146,29 +144,29 @@ def test_one_partition_needs_no_partitions_and_all_rows_may_be_in_one(
 
 
 def fail_at(name: str, log: Path, task: Task) -> Generator[Sent, None, Done]:
-    done = yield from send(log, task)
+    result = yield from send(log, task)
     if task.name == name:
         raise LookupError("killed here")
-    return done
+    return result
 
 
 def calls(log: Path) -> list[str]:
-    found = sorted(log.read_text().split()) if log.exists() else []
+    names = sorted(log.read_text().split()) if log.exists() else []
     log.unlink(missing_ok=True)
-    return found
+    return names
 
 
-@both_forms
-def test_a_task_that_fails_is_named_and_its_job_resumes(tmp_path: Path, form: str) -> None:
+@for_both_forms
+def test_failed_task_is_named_and_its_job_resumes(tmp_path: Path, form: str) -> None:
     planned, log = tasks(3), tmp_path / "calls"
     with pytest.raises(LookupError, match=r"^job/t8: LookupError: killed here"):
         run_shuffle("job", planned, partial(fail_at, "t8", log), context(tmp_path, form), PARTITIONS)
-    assert not list(tmp_path.glob("*-arrived/*"))  # of what is not all of it nothing may count, though t8 came last
-    begun = calls(log)
-    finished = {name for name in begun if name != "t8"} if form == "files" else set()
+    assert not list(tmp_path.glob("*-arrived/*"))  # incomplete rows must not count, though t8 came last
+    started = calls(log)
+    finished = {name for name in started if name != "t8"} if form == "files" else set()
     _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, form), PARTITIONS)
     assert arrived(sent) == expected(planned)
-    # An engine brings nothing together until all is there: what was sent before is lost.
+    # An engine groups nothing until all rows are there: those sent before are lost.
     assert calls(log) == sorted({*expected_names(planned)} - finished)
 
 
@@ -176,9 +174,9 @@ def expected_names(planned: list[Task]) -> list[str]:
     return sorted(task.name for task in planned)
 
 
-@both_forms
-def test_what_was_committed_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """Through files, a task that has finished; by an engine, a partition that has arrived; at the end, nothing."""
+@for_both_forms
+def test_committed_work_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Through files a finished task, by an engine an arrived partition; at the end, everything."""
     planned, log = tasks(3), tmp_path / "calls"
     written: list[str] = []
     if form == "engine":
@@ -223,9 +221,8 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
     run_shuffle("job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS)
 
 
-@pytest.mark.slow
-@both_forms
-def test_a_job_whose_process_is_killed_does_not_do_again_what_was_committed(tmp_path: Path, form: str) -> None:
+@for_both_forms
+def test_killed_job_does_not_repeat_committed_work(tmp_path: Path, form: str) -> None:
     process = get_context("spawn").Process(target=kill_at_the_third, args=(form, tmp_path, tmp_path / "calls"))
     process.start()
     process.join()
@@ -239,14 +236,14 @@ def test_a_job_whose_process_is_killed_does_not_do_again_what_was_committed(tmp_
     assert sum(after[path] != stamp for path, stamp in before.items()) <= unfinished
 
 
-def test_tasks_send_only_what_has_not_arrived(tmp_path: Path) -> None:
+def test_only_missing_partitions_are_sent(tmp_path: Path) -> None:
     rows = pa.table({"number": np.arange(20)})
-    wanted = np.array([False, True, False, True, False])
-    found = defaultdict(list)
-    for partition, batch in shuffle.cut_batches(rows, np.arange(20) % 5, wanted, (0, 0)):
-        found[partition] += pa.ipc.open_stream(batch).read_all()["number"].to_pylist()
-    assert found == {1: [1, 6, 11, 16], 3: [3, 8, 13, 18]}
-    assert list(shuffle.cut_batches(rows.slice(0, 0), np.arange(0), wanted, (0, 0))) == []
+    is_missing = np.array([False, True, False, True, False])
+    numbers = defaultdict(list)
+    for partition, batch in shuffle.cut_batches(rows, np.arange(20) % 5, is_missing, (0, 0)):
+        numbers[partition] += pa.ipc.open_stream(batch).read_all()["number"].to_pylist()
+    assert numbers == {1: [1, 6, 11, 16], 3: [3, 8, 13, 18]}
+    assert list(shuffle.cut_batches(rows.slice(0, 0), np.arange(0), is_missing, (0, 0))) == []
 
 
 def test_batches_are_copies_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +254,7 @@ def test_batches_are_copies_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, batches)) < 9_000
 
 
-def test_batches_may_come_in_any_order_and_more_than_once(tmp_path: Path) -> None:
+def test_batches_can_arrive_in_any_order_and_repeatedly(tmp_path: Path) -> None:
     rows = pa.table({"number": np.arange(3)})
     batches = [
         batch
@@ -272,18 +269,16 @@ def test_batches_may_come_in_any_order_and_more_than_once(tmp_path: Path) -> Non
     assert sent.read(0)["number"].to_pylist() == [0, 1, 2] * 12
 
 
-def test_a_runner_that_loses_rows_is_found_out_and_all_is_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_rows_are_reported_and_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, original = tasks(3), shuffle.receive_partition
 
     def loses_one(*arguments: Any) -> None:
-        *others, batches = arguments
-        original(*others, list(batches)[1:])
+        *leading_arguments, batches = arguments
+        original(*leading_arguments, list(batches)[1:])
 
     with monkeypatch.context() as patch:
         patch.setattr(shuffle, "receive_partition", loses_one)
-        with pytest.raises(IncompleteJobError, match="sent to words, numbers are not those that arrived"):
+        with pytest.raises(IncompleteJobError, match="words, numbers"):
             run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
     _, sent = run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
     assert arrived(sent) == expected(planned)
@@ -295,14 +290,14 @@ def add_up(words: Shuffled, task: Task) -> Done:
 
 @pytest.fixture
 def store() -> Iterator[Path]:
-    """A store that is no file system."""
+    """A store without a file system."""
     folder = as_path("memory://shuffled")
     yield folder
     folder.fs.rm("/shuffled", recursive=True)  # type: ignore[attr-defined]
 
 
-@both_forms
-def test_a_store_that_is_no_file_system_serves_as_well(store: Path, form: str) -> None:
+@for_both_forms
+def test_object_store_shuffles(store: Path, form: str) -> None:
     planned = tasks(5)
     for _ in range(2):
         _, sent = run_shuffle("job", planned, partial(send, None), context(store, form), PARTITIONS)
@@ -312,7 +307,7 @@ def test_a_store_that_is_no_file_system_serves_as_well(store: Path, form: str) -
     assert [result["characters"] for result in results] == characters
 
 
-def test_the_local_runner_has_the_form_of_an_engine_too(tmp_path: Path) -> None:
+def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
     here = context(tmp_path, "files", shuffle="engine")
     _, sent = run_shuffle("job", tasks(2), partial(send, None), here, PARTITIONS)
     assert sent["words"].arrived is not None
@@ -329,21 +324,18 @@ def test_the_local_runner_has_the_form_of_an_engine_too(tmp_path: Path) -> None:
         ({"shuffle": "engine"}, "engine"),
     ],
 )
-def test_rows_go_through_files_on_one_machine_and_through_the_engine_of_a_cluster(
-    tmp_path: Path, fields: dict[str, str], form: str
-) -> None:
+def test_form_of_the_shuffle_follows_from_the_runner(tmp_path: Path, fields: dict[str, str], form: str) -> None:
     assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_a_dask_cluster_shuffles_as_well(tmp_path: Path, cluster: Cluster) -> None:
+def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
     on_cluster = Context(tmp_path, emit=lambda event: None, runner="dask", address=cluster.address)
     _, sent = run_shuffle("job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS)
     assert arrived(sent) == expected(tasks(4, 40))
 
 
-def test_many_tasks_are_few_elements_and_each_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.dataprep.jobs import tasks as jobs_tasks
+def test_grouped_tasks_have_their_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gristmill.dataprep.jobs import tasks
 
     monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
@@ -355,27 +347,25 @@ def test_many_tasks_are_few_elements_and_each_has_its_record(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("files", [1, 7, 8, 9, 40])
-def test_never_more_files_are_mapped_than_a_process_may_have_and_the_rows_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
-) -> None:
+def test_number_of_mapped_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     names, numbers = [f"{number}.arrow" for number in range(files)], []
     for number, name in enumerate(names):
         rows = pa.table({"number": np.arange(20) + 100 * number, "text": [f"{number}-{row}" for row in range(20)]})
         shuffle_format.write_partitions(tmp_path / name, rows, np.arange(20) % 3, 3)
         numbers += [100 * number + row for row in range(1, 20, 3)]
-    seen: list[int] = []
+    mapped_counts: list[int] = []
     opened = shuffle.open_batches
 
     def watch(path: Path) -> Any:
-        seen.append(mapped_files(tmp_path))
+        mapped_counts.append(mapped_files(tmp_path))
         return opened(path)
 
     monkeypatch.setattr(shuffle, "open_batches", watch)
     monkeypatch.setattr(shuffle, "MOST_MAPPED", 8)
-    found = Shuffled(tmp_path, 3, names).read(1)
-    assert found["number"].to_pylist() == numbers
-    assert found["text"].to_pylist() == [f"{number // 100}-{number % 100}" for number in numbers]
-    assert max(seen) <= 8
+    table = Shuffled(tmp_path, 3, names).read(1)
+    assert table["number"].to_pylist() == numbers
+    assert table["text"].to_pylist() == [f"{number // 100}-{number % 100}" for number in numbers]
+    assert max(mapped_counts) <= 8
     # A group of one file needs no copy.
     assert mapped_files(tmp_path) <= (files if files <= 8 else files % 8 == 1)
 

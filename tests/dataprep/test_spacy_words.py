@@ -1,4 +1,4 @@
-"""spaCy's English words: what is cut without spaCy is what spaCy gives."""
+"""spaCy's English words: the fast cuts equal spaCy's own."""
 
 from __future__ import annotations
 
@@ -34,31 +34,29 @@ def sizes_of(runs: Sequence[str]) -> list[int]:
 def words_of(runs: Sequence[str]) -> list[list[str]]:
     data, offsets = together(runs)
     words = spacy_words.spacy_words(data, offsets)
-    found = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
-    return [found[begin:end] for begin, end in zip(words.offsets, words.offsets[1:], strict=False)]
+    texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    return [texts[begin:end] for begin, end in zip(words.offsets, words.offsets[1:], strict=False)]
 
 
-def made_runs(seed: int) -> list[str]:
-    """Letters, digits and exceptions of spaCy's, alone, joined by hyphens, and between marks."""
-    chosen = random.Random(seed)
-    stems = ["".join(chosen.choices(LETTERS, k=chosen.randint(1, 9))) for _ in range(1500)]
-    stems += ["".join(chosen.choices("0123456789", k=chosen.randint(1, 6))) for _ in range(300)]
+def random_runs(seed: int) -> list[str]:
+    """Letters, digits and spaCy's exceptions: alone, joined by hyphens, and between marks."""
+    rng = random.Random(seed)
+    stems = ["".join(rng.choices(LETTERS, k=rng.randint(1, 9))) for _ in range(1500)]
+    stems += ["".join(rng.choices("0123456789", k=rng.randint(1, 6))) for _ in range(300)]
     stems += [stem.title() for stem in stems[:500]] + [stem.lower() for stem in stems[:500]]
     stems += list(spacy_words.load_tokenizer().rules)
     marks = ["", *"".join(spacy_words.KINDS.values()).replace("-", "")[-9:], "..", "'", "%", "km", "-", "'s"]
     runs = list(stems)
     for stem in stems * 3:
-        joined = chosen.choice([stem, stem, stem + chosen.choice(["-", "--", "---", "/"]) + chosen.choice(stems)])
-        before, behind = ("".join(chosen.choices(marks, k=chosen.randint(0, most))) for most in (1, 3))
-        runs.append(before + joined + behind)
+        joined = rng.choice([stem, stem, stem + rng.choice(["-", "--", "---", "/"]) + rng.choice(stems)])
+        before, after = ("".join(rng.choices(marks, k=rng.randint(0, most))) for most in (1, 3))
+        runs.append(before + joined + after)
     return [run for run in runs if run and not any(character.isspace() for character in run)]
 
 
-@pytest.mark.slow
-def test_runs_are_cut_as_spacy_cuts_them() -> None:
-    seed = 20261123
-    print(f"seed {seed}")
-    runs, tokenizer = made_runs(seed), spacy.blank("en").tokenizer
+def test_runs_are_cut_like_spacy() -> None:
+    runs = random_runs(20261123)
+    tokenizer = spacy.blank("en").tokenizer
     assert sum(size > 0 for size in sizes_of(runs)) > len(runs) / 5
     for run, words in zip(runs, words_of(runs), strict=True):
         assert words == [token.text for token in tokenizer(run)]
@@ -89,7 +87,7 @@ def test_runs_are_cut_as_spacy_cuts_them() -> None:
         "-a",
     ],
 )
-def test_what_only_spacy_knows_is_left_to_it(run: str) -> None:
+def test_ambiguous_runs_are_left_to_spacy(run: str) -> None:
     assert sizes_of([run]) == [0]
 
 
@@ -97,20 +95,21 @@ def test_simple_runs_are_cut_without_spacy() -> None:
     assert sizes_of(["e", "1990,", '"Yes,"', "well-known", "day--night;", "(him)", "1."]) == [1, 2, 4, 3, 4, 3, 2]
 
 
-def test_words_are_described_as_anybody_s_are() -> None:
+def test_words_have_the_usual_description() -> None:
     texts = ["The cats, don't sit: 1990. naïve “x” :-) U.K.-based", "", "one", "  ", "end."]
     data, offsets = together(texts)
     words = spacy_words.spacy_words(data, offsets)
-    again = describe_words(data, code_point_flags(), words.offsets, words.starts, words.ends)
-    assert words.chars.tolist() == again.chars.tolist()
-    assert words.seen.tolist() == again.seen.tolist()
-    found = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    expected = describe_words(data, code_point_flags(), words.offsets, words.starts, words.ends)
+    assert words.chars.tolist() == expected.chars.tolist()
+    assert words.seen.tolist() == expected.seen.tolist()
+    word_texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
     for text, begin, end in zip(texts, words.offsets, words.offsets[1:], strict=False):
-        assert found[begin:end] == [token.text for token in spacy_words.load_tokenizer()(text) if token.text.strip()]
+        assert word_texts[begin:end] == [
+            token.text for token in spacy_words.load_tokenizer()(text) if token.text.strip()
+        ]
 
 
-@pytest.mark.slow
-def test_spacy_is_loaded_without_torch_which_can_be_imported_afterwards() -> None:
+def test_spacy_loads_without_torch() -> None:
     script = """
 import sys
 from gristmill.dataprep.words.spacy_words import load_tokenizer

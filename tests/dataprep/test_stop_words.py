@@ -1,4 +1,4 @@
-"""Stop words and words of many languages: what the Gopher quality rules keep of the same text in each."""
+"""Stop words of many languages, and Gopher verdicts on the same text in each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UDHR = Path("../shared/data/langid/udhr2.zip")
 CHINESE = "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。"
 
 
-def test_every_list_is_of_different_words_in_lower_case_that_fit_the_kernel() -> None:
+def test_stop_word_lists_are_distinct_lower_case_and_fit_the_kernel() -> None:
     assert len(STOP_WORDS) > 50
     assert STOP_WORDS["en"] == ("the", "be", "to", "of", "and", "that", "have", "with")
     for language, words in STOP_WORDS.items():
@@ -34,7 +34,7 @@ def test_every_list_is_of_different_words_in_lower_case_that_fit_the_kernel() ->
 
 
 @pytest.mark.referee
-def test_nine_in_ten_stop_words_are_those_of_spacy() -> None:
+def test_nine_in_ten_stop_words_are_spacys() -> None:
     pytest.importorskip("spacy")
     shared = total = 0
     for language, words in STOP_WORDS.items():
@@ -49,7 +49,7 @@ def test_nine_in_ten_stop_words_are_those_of_spacy() -> None:
     assert shared > 0.9 * total > 400
 
 
-def test_languages_are_known_by_the_labels_of_models_and_by_aliases() -> None:
+def test_languages_are_known_by_model_labels_and_aliases() -> None:
     assert language_index(None) == language_index("en") == language_index("eng_Latn")
     assert language_index("nb") == language_index("no")
     assert language_index("wuu") == language_index("cmn_Hans") == language_index("zh")
@@ -63,7 +63,7 @@ def measured(text: str, spoken: str | None, language: str = "auto", **options: s
     return {name: values[0].item() for name, values in columns.items()}
 
 
-def test_the_language_of_a_document_chooses_its_stop_words() -> None:
+def test_document_language_selects_the_stop_words() -> None:
     text = "Der Hund und die Katze sind in dem Haus"
     assert measured(text, "de")["stop_words"] == 4  # Der und die in
     assert measured(text, "en")["stop_words"] == measured(text, None)["stop_words"] == 0
@@ -72,22 +72,22 @@ def test_the_language_of_a_document_chooses_its_stop_words() -> None:
     assert measured("die die und", "de", dialect="datatrove")["stop_words"] == 2
 
 
-def test_an_own_list_takes_the_place_of_the_languages() -> None:
+def test_custom_stop_words_replace_those_of_the_language() -> None:
     text = pa.array(["Der Hund und die Katze mögen Straßenbahnhaltestellen", "the end of it"])
-    for dialect, own, expected in (
+    for dialect, stop_words, expected in (
         ("dclm", ("Hund", "straßenbahnhaltestellen", "the"), [2, 1]),
         ("dolma", ("Hund", "katze"), [1, 0]),
         ("datatrove", ("und", "und", "die"), [2, 0]),
         ("redpajama", ("of",), [0, 1]),
     ):
         counting = GopherQuality.model_validate({"dialect": dialect})
-        columns = gopher.statistics(text, counting, ["xx", "de"], stop_words=own)
+        columns = gopher.statistics(text, counting, ["xx", "de"], stop_words=stop_words)
         assert columns["stop_words"].tolist() == expected, dialect
     with pytest.raises(ValidationError, match="at most 63"):
         GopherQuality.model_validate({"stop_words": [f"w{number}" for number in range(64)]})
 
 
-def test_a_language_without_a_list_is_not_judged_by_stop_words() -> None:
+def test_language_without_a_list_has_no_stop_word_verdict() -> None:
     values = measured("ein zwei drei", "xx")
     assert math.isnan(values["stop_words"])
     assert values["words"] == 3
@@ -95,7 +95,7 @@ def test_a_language_without_a_list_is_not_judged_by_stop_words() -> None:
     assert not failed["q/min_stop_words"].any()
 
 
-def test_chinese_words_are_characters_without_a_mean_length() -> None:
+def test_chinese_characters_are_words_without_a_mean_length() -> None:
     for values in (measured(CHINESE, "zh"), measured(CHINESE, None, words="unicode")):
         assert values["words"] == sum(character.isalpha() for character in CHINESE)
         assert math.isnan(values["mean_word_length"])
@@ -104,7 +104,7 @@ def test_chinese_words_are_characters_without_a_mean_length() -> None:
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_ngrams_of_chinese_take_two_characters_for_a_word(dialect: str) -> None:
+def test_chinese_ngrams_count_two_characters_per_word(dialect: str) -> None:
     text = CHINESE * 2 + "世界"
     cut = {"redpajama": word_cuts_reference.normalized}.get(dialect, str)
     words = word_cuts_reference.unspaced(cut(text))
@@ -117,43 +117,43 @@ def test_ngrams_of_chinese_take_two_characters_for_a_word(dialect: str) -> None:
 
 @lru_cache(maxsize=1)
 def declarations() -> dict[str, list[str]]:
-    """Language -> the Universal Declaration of Human Rights in passages of a page, where there is a list of words."""
-    found: dict[str, list[str]] = {}
+    """Passages of the Universal Declaration of Human Rights in each language that has a stop-word list."""
+    passages_of_language: dict[str, list[str]] = {}
     with zipfile.ZipFile(UDHR) as archive:
         for name in sorted(archive.namelist()):
             language = short_code(re.split(r"[/._-]", name)[1])
-            if language not in found and (language in STOP_WORDS or language in UNSPACED_LANGUAGES):
-                found[language] = passages(archive.read(name).decode())
-    return found
+            if language not in passages_of_language and (language in STOP_WORDS or language in UNSPACED_LANGUAGES):
+                passages_of_language[language] = passages(archive.read(name).decode())
+    return passages_of_language
 
 
 def passages(text: str) -> list[str]:
-    made, passage = [], ""
+    complete, passage = [], ""
     for line in filter(None, map(str.strip, text.split("\n"))):
         passage += line + "\n"
         if len(passage.encode()) > 900:
-            made.append(passage)
+            complete.append(passage)
             passage = ""
-    return made
+    return complete
 
 
 def keep_rates(language: str | None, rules: GopherQuality | GopherRepetition) -> dict[str, float]:
     rates = {}
-    for own, texts in declarations().items():
-        columns = gopher.statistics(pa.array(texts), rules, [language or own] * len(texts))
-        rates[own] = float(1 - np.any(list(failures(columns, {"": rules}).values()), axis=0).mean())
+    for spoken, texts in declarations().items():
+        columns = gopher.statistics(pa.array(texts), rules, [language or spoken] * len(texts))
+        rates[spoken] = float(1 - np.any(list(failures(columns, {"": rules}).values()), axis=0).mean())
     return rates
 
 
 @pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
-def test_the_declaration_of_human_rights_is_kept_in_sixty_languages_and_by_english_rules_in_one() -> None:
-    own, english = keep_rates(None, GopherQuality()), keep_rates("en", GopherQuality())
-    assert sum(rate >= 0.9 for rate in own.values()) >= 58
-    assert {language for language, rate in english.items() if rate >= 0.9} == {"en"}
-    assert all(own[language] >= 0.9 for language in ("zh", "ja", "th", "lo", "km", "my"))
+def test_declaration_of_human_rights_is_kept_by_the_rules_of_its_language() -> None:
+    own_rules, english_rules = keep_rates(None, GopherQuality()), keep_rates("en", GopherQuality())
+    assert sum(rate >= 0.9 for rate in own_rules.values()) >= 58
+    assert {language for language, rate in english_rules.items() if rate >= 0.9} == {"en"}
+    assert all(own_rules[language] >= 0.9 for language in ("zh", "ja", "th", "lo", "km", "my"))
 
 
 @pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
-def test_scripts_without_spaces_are_no_more_repetitive_than_others() -> None:
+def test_unspaced_scripts_are_not_more_repetitive() -> None:
     rates = keep_rates(None, GopherRepetition())
     assert all(rates[language] >= 0.9 for language in ("en", "zh", "ja", "th", "lo", "km", "my"))

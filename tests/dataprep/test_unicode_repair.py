@@ -1,4 +1,4 @@
-"""Unicode repair and normalisation change what has to change, and nothing else."""
+"""Unicode repair and normalisation change only the characters that need it."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def array(*values: str) -> pa.Array:
 @given(st.lists(texts, max_size=3))
 @example(["&amp;\n<b>&amp;\n&amp;", "&amp;"])
 @settings(deadline=None, max_examples=300)
-def test_the_edits_give_what_ftfy_gives(values: list[str]) -> None:
+def test_edits_equal_ftfy(values: list[str]) -> None:
     fixed = apply_edits(array(*values), fix_unicode(array(*values))[0])
     assert fixed.to_pylist() == [ftfy.fix_text(text, ftfy_config()) for text in values]
 
 
 @given(texts, st.sampled_from(["NFC", "NFKC"]))
 @settings(deadline=None, max_examples=300)
-def test_the_edits_give_the_normalisation_form_and_once_is_enough(text: str, form: Literal["NFC", "NFKC"]) -> None:
+def test_edits_give_the_normal_form_and_are_idempotent(text: str, form: Literal["NFC", "NFKC"]) -> None:
     once = apply_edits(array(text), normalise(array(text), form)[0])
     assert once.to_pylist() == [unicodedata.normalize(form, text)]
     assert normalise(once, form)[0].to_pylist() == [[]]
 
 
-def test_only_the_characters_that_change_are_edited_in_bytes() -> None:
+def test_edits_cover_only_changed_bytes() -> None:
     text = "eine Zeile\nschön und sch\u00c3\u00b6n, ja\nnoch eine ö"
     edits, counts, sizes = fix_unicode(array(text, "schön", "plain"))
     begin = len("eine Zeile\nschön und sch".encode())
@@ -74,16 +74,16 @@ def test_only_the_characters_that_change_are_edited_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("text", ["“curly”", "ﬁne", "ＡＢ", "a\r\nb", "e\u0301"])
-def test_form_is_left_alone(text: str) -> None:
+def test_compatibility_forms_are_kept(text: str) -> None:
     assert fix_unicode(array(text))[0].to_pylist() == [[]]
 
 
 @given(st.text("\nab", max_size=30), st.integers(1, 3))
 @settings(deadline=None)
-def test_no_run_of_newlines_is_longer_than_asked_and_once_is_enough(text: str, most: int) -> None:
+def test_newline_runs_are_capped_and_idempotent(text: str, most: int) -> None:
     edits, counts, sizes = cap_newlines(array("x", text), most)
-    left = apply_edits(array("x", text), edits)
-    assert left.to_pylist() == ["x", re.sub(rf"\n{{{most + 1},}}", "\n" * most, text)]
+    capped = apply_edits(array("x", text), edits)
+    assert capped.to_pylist() == ["x", re.sub(rf"\n{{{most + 1},}}", "\n" * most, text)]
     assert counts.tolist() == [0, len(re.findall(rf"\n{{{most + 1},}}", text))]
-    assert sizes.tolist() == [0, len(text) - len(left[1].as_py())]
-    assert cap_newlines(left, most)[0].to_pylist() == [[], []]
+    assert sizes.tolist() == [0, len(text) - len(capped[1].as_py())]
+    assert cap_newlines(capped, most)[0].to_pylist() == [[], []]

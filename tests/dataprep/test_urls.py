@@ -1,4 +1,4 @@
-"""One spelling per page, one domain per owner."""
+"""URL normalisation and registered domains."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("url", "expected"), SPELLINGS, ids=[url for url, _ in SPELLINGS])
-def test_every_spelling_of_a_page_becomes_the_same(url: str, expected: str) -> None:
+def test_url_is_normalised(url: str, expected: str) -> None:
     assert normalise_url(url) == expected
 
 
@@ -95,12 +95,12 @@ PIECES = [
 @example("http://:80//x")
 @example("www.http://x")
 @example("x:80:80")
-def test_normalising_twice_changes_nothing(url: str) -> None:
+def test_normalisation_is_idempotent(url: str) -> None:
     once = normalise_url(url)
     assert normalise_url(once) == once
 
 
-def test_the_order_of_parameters_does_not_matter() -> None:
+def test_parameter_order_does_not_matter() -> None:
     parameters = [f"{name}=1" for name in "abcdefg"]
     random.Random(0).shuffle(parameters)
     assert normalise_url("http://a.org/?" + "&".join(parameters)) == normalise_url(
@@ -108,14 +108,14 @@ def test_the_order_of_parameters_does_not_matter() -> None:
     )
 
 
-def test_the_host_of_a_url_has_no_port_and_no_user() -> None:
+def test_host_has_no_port_or_user() -> None:
     assert url_host("https://me@www.Example.org:8080/x?y") == "example.org"
     assert url_host("ftp://files.example.org/x") == "files.example.org"
     assert url_host("http://[::1]:8080/") == "[::1]"
     assert url_host("mailto:me@example.org") == ""
 
 
-def test_the_registered_domain_follows_the_public_suffix_list_without_a_network(
+def test_registered_domain_follows_the_public_suffix_list_offline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*arguments: object) -> None:
@@ -140,7 +140,7 @@ def test_the_registered_domain_follows_the_public_suffix_list_without_a_network(
     assert {host: registered_domain(host) for host in expected} == expected
 
 
-def test_a_document_has_the_url_of_its_metadata_else_its_locator() -> None:
+def test_document_url_is_that_of_its_metadata_or_locator() -> None:
     metadata = [{"url": "http://a.org/1"}, {"url": 7}, {"title": '"url"'}, {}, {"url": ""}]
     locators = ["data/x.jsonl#1", "https://b.org/2", "data/y.txt", "HTTP://c.org", "z"]
     table = pa.table({"locator": locators, "metadata": [json.dumps(values) for values in metadata]})

@@ -1,4 +1,4 @@
-"""What tasks with vectors hold is what docs/meaning.md says: so many bytes a number, and so many for each document."""
+"""Memory of tasks with vectors, as stated in docs/meaning.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tokenize.test_mix_memory import peak_bytes
 pytestmark = pytest.mark.slow
 NUMBER, DIM = 40_000, 64
 COSINES = 200_000_000
-"""Bytes that comparing takes, however many documents there are."""
+"""Bytes that a comparison takes, for any number of documents."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def vectors() -> np.ndarray:
     return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
 
 
-def test_a_cluster_takes_its_vectors_twice_and_five_hundred_bytes_a_document(vectors: np.ndarray) -> None:
+def test_cluster_memory_is_two_copies_and_500_bytes_per_document(vectors: np.ndarray) -> None:
     ids = np.random.default_rng(4).bytes(16 * NUMBER)
     locators = pa.array([f"web/part-{number % 7}.jsonl#{number}" for number in range(NUMBER)])
     members = pa.table(
@@ -44,31 +44,31 @@ def test_a_cluster_takes_its_vectors_twice_and_five_hundred_bytes_a_document(vec
         }
     )
     keys = parse_keep(("length desc", "id"))
-    held = peak_bytes(lambda: decide_cluster(members, keys, 0.9))
-    assert held < 2 * vectors.nbytes + 500 * NUMBER + COSINES
+    peak = peak_bytes(lambda: decide_cluster(members, keys, 0.9))
+    assert peak < 2 * vectors.nbytes + 500 * NUMBER + COSINES
 
 
-def test_learning_centroids_takes_a_sample_twice_in_four_bytes_a_number(vectors: np.ndarray) -> None:
+def test_centroid_memory_is_two_float32_samples(vectors: np.ndarray) -> None:
     sample = vectors[:20_000]
-    held = peak_bytes(lambda: fit_centroids(sample, 32, 1))
-    assert held < 2 * 4 * sample.size + 20_000_000
+    peak = peak_bytes(lambda: fit_centroids(sample, 32, 1))
+    assert peak < 2 * 4 * sample.size + 20_000_000
 
 
-def test_the_map_takes_less_than_learning_centroids_does(vectors: np.ndarray) -> None:
+def test_map_memory_is_bounded(vectors: np.ndarray) -> None:
     sample = vectors[:20_000]
-    found = nearest_centroids(sample, sample[:32].astype(np.float32))
-    assert peak_bytes(lambda: project(sample, found, 32, 1000)) < 4 * 8 * ROWS_AT_ONCE * DIM + 100 * len(sample)
+    assignment = nearest_centroids(sample, sample[:32].astype(np.float32))
+    assert peak_bytes(lambda: project(sample, assignment, 32, 1000)) < 4 * 8 * ROWS_AT_ONCE * DIM + 100 * len(sample)
 
 
-def test_a_search_holds_a_part_of_the_vectors_however_many_there_are(vectors: np.ndarray, tmp_path: Path) -> None:
+def test_search_memory_does_not_grow_with_the_vectors(vectors: np.ndarray, tmp_path: Path) -> None:
     ids = pa.array([number.to_bytes(16, "big") for number in range(NUMBER)], pa.binary(16))
     table = pa.table({"id": ids, "vector": pack_vectors(vectors)})
     for name, times in (("one.parquet", 1), ("four.parquet", 4)):
         pq.write_table(pa.concat_tables([table] * times), tmp_path / name, row_group_size=2_000)
-    asked = vectors[0].astype(np.float32)
-    one, four = (
-        peak_bytes(lambda name=name: search.nearest(tmp_path, [name], asked, 200))
+    query = vectors[0].astype(np.float32)
+    peak_of_one, peak_of_four = (
+        peak_bytes(lambda name=name: search.nearest(tmp_path, [name], query, 200))
         for name in ("one.parquet", "four.parquet")
     )
-    assert four < 1.2 * one
-    assert one < 12 * DIM * search.ROWS_AT_ONCE + 4_000_000
+    assert peak_of_four < 1.2 * peak_of_one
+    assert peak_of_one < 12 * DIM * search.ROWS_AT_ONCE + 4_000_000

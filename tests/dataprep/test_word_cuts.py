@@ -1,4 +1,4 @@
-"""How texts are cut into words: by kernels that agree with the plain rules."""
+"""Word segmentation kernels agree with the plain rules."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def buffers(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 def cut(rule: object, texts: list[str]) -> list[list[str]]:
     data, offsets = buffers(texts)
     words = rule(data, offsets, code_point_flags(), np.arange(len(texts)))  # type: ignore[operator]
-    found = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
-    assert words.chars.tolist() == [len(word) for word in found]
-    return [found[begin:end] for begin, end in zip(words.offsets, words.offsets[1:])]
+    texts_of_words = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    assert words.chars.tolist() == [len(word) for word in texts_of_words]
+    return [texts_of_words[begin:end] for begin, end in zip(words.offsets, words.offsets[1:])]
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def cut(rule: object, texts: list[str]) -> list[list[str]]:
         max_size=4,
     )
 )
-def test_words_are_those_of_the_plain_rule(rule: object, texts: list[str]) -> None:
+def test_words_equal_the_plain_rule(rule: object, texts: list[str]) -> None:
     assert cut(rule, texts) == [RULES[rule](text) for text in texts]  # type: ignore[index]
 
 
@@ -166,7 +166,7 @@ def test_words_are_those_of_the_plain_rule(rule: object, texts: list[str]) -> No
         (r"of $x$. Then", "of $ x$. Then"),
     ],
 )
-def test_marks_are_words_of_their_own(text: str, words: str) -> None:
+def test_punctuation_is_separated(text: str, words: str) -> None:
     assert cut(punctuated_words, [text]) == [words.split()]
 
 
@@ -179,11 +179,11 @@ def test_marks_are_words_of_their_own(text: str, words: str) -> None:
         ("한국어 word", ["한국어", "word"]),
     ],
 )
-def test_each_character_of_a_script_without_spaces_is_a_word_with_its_marks(text: str, words: list[str]) -> None:
+def test_characters_of_unspaced_scripts_are_words_with_their_marks(text: str, words: list[str]) -> None:
     assert cut(unspaced_words, [text]) == [words]
 
 
-def test_a_word_of_a_script_without_spaces_has_two_or_three_characters() -> None:
+def test_characters_per_word_of_unspaced_scripts() -> None:
     texts = ["東京都 ab", "東京 ab", "", "東京 abc", "ภาษา ab", "ภาษา東京都日本"]
     data, offsets = buffers(texts)
     assert characters_per_word(data, offsets, code_point_flags(), np.arange(6)).tolist() == [2, 1, 1, 1, 3, 2]
@@ -197,7 +197,7 @@ def spans(text: str, find: object, *arguments: int) -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.sampled_from("\n\n\na \r\x0b\x0c\x1c\x1d\x1e\x1f\x85é\u2028\u2029\u2030"), max_size=12))
-def test_segments_and_lines_are_those_of_python(text: str) -> None:
+def test_segments_and_lines_equal_python(text: str) -> None:
     assert spans(text, split_segments, EACH_NEWLINE) == text.split("\n")
     assert spans(text, split_segments, NEWLINE_RUNS) == re.split("\n+", text)
     assert spans(text, split_segments, EACH_TWO_NEWLINES) == text.split("\n\n")
@@ -210,7 +210,7 @@ BREAKABLE = st.text(st.sampled_from("ab1_.':;,\" \n\réß’·\u0308\u200d\u00ad
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(BREAKABLE | st.text(st.characters(codec="utf-8"), max_size=10), min_size=1, max_size=20))
-def test_segmented_words_are_those_of_the_plain_rules(texts: list[str]) -> None:
+def test_segmented_words_equal_the_plain_rules(texts: list[str]) -> None:
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
     words = segmented_words(data, offsets, code_point_flags(), np.arange(len(texts)))
     cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
@@ -235,7 +235,7 @@ def test_segmented_words_are_those_of_the_plain_rules(texts: list[str]) -> None:
         ("cafe\u0301 a\u200d😀b ½", ["cafe\u0301", "a\u200d😀", "b", "½"]),
     ],
 )
-def test_words_of_unicode_have_the_boundaries_of_the_standard(text: str, segments: list[str] | str) -> None:
+def test_segmented_words_follow_uax29(text: str, segments: list[str] | str) -> None:
     data, offsets = text_buffers(pa.array([text], pa.large_string()))
     words = segmented_words(data, offsets, code_point_flags(), np.array([0]))
     cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]

@@ -1,4 +1,4 @@
-"""The word rules of `tokenise_words.py` and `punctuated_words.py` in the plainest Python. Only tests and `bench` use it."""
+"""Plain Python reference of `tokenise_words.py` and `punctuated_words.py`, for tests and `bench`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.dataprep.words.word_breaks import EXTENDED_PICTOGRAPHIC, WORD_BRE
 HYPHENS = "-–—~"
 APOSTROPHES = "'’"
 BEYOND = "\u00a1-\U0010ffff"
-"""Of a character class: all that is neither ASCII nor a control character, nor the space that does not break."""
+"""Character range of everything but ASCII, control characters and the no-break space."""
 
 
 def word_punct(text: str) -> list[str]:
@@ -28,7 +28,7 @@ def unspaced(text: str) -> list[str]:
     for run in text.split():
         word = ""
         for character in run:
-            letters = [other for other in word if is_word(other)]
+            letters = [character_before for character_before in word if is_word(character_before)]
             if is_word(character) and letters and (is_unspaced(character) or is_unspaced(letters[-1])):
                 words.append(word)
                 word = ""
@@ -64,12 +64,12 @@ def segmented(text: str) -> list[str]:
 
 
 def is_joined(second_last: str, last: str, before: str, value: str, following: str, is_pictograph: bool) -> bool:
-    """Whether no boundary lies before a code point, by the rules WB3a to WB13b of UAX #29.
+    """Return True if no boundary lies before a code point, by the rules WB3a to WB13b of UAX #29.
 
     Args:
-        second_last, last, following: values of its neighbours without what is attached to them (WB4).
-        before: the value of the code point right before it.
-        value: its own.
+        second_last, last, following: values of its neighbours, without characters attached to them (WB4).
+        before: value of the code point right before it.
+        value: its own value.
     """
     if value in BREAKING or before in BREAKING:
         return False
@@ -79,7 +79,7 @@ def is_joined(second_last: str, last: str, before: str, value: str, following: s
 
 
 def is_pair(last: str, value: str) -> bool:
-    """Whether two neighbours belong together (WB5, WB7a, WB8 to WB10, WB13 to WB13b)."""
+    """Return True if two neighbours belong together (WB5, WB7a, WB8 to WB10, WB13 to WB13b)."""
     if value == "ExtendNumLet":
         return last in (*LETTERS, "Numeric", "Katakana", "ExtendNumLet")
     if last == "ExtendNumLet":
@@ -92,7 +92,7 @@ def is_pair(last: str, value: str) -> bool:
 
 
 def is_bridge(left: str, mark: str, right: str) -> bool:
-    """Whether a mark joins what stands on both sides (WB6, WB7, WB7b, WB7c, WB11, WB12)."""
+    """Return True if a mark joins its two sides (WB6, WB7, WB7b, WB7c, WB11, WB12)."""
     if left in LETTERS and right in LETTERS and mark in ("MidLetter", "MidNumLet", "Single_Quote"):
         return True
     if left == right == "Hebrew_Letter" and mark == "Double_Quote":
@@ -102,11 +102,11 @@ def is_bridge(left: str, mark: str, right: str) -> bool:
 
 @cache
 def word_breaks() -> dict[int, str]:
-    """Word_Break value of every code point that has one here."""
+    """Word_Break value of every code point that has one."""
     return {
         code: value
-        for value, listed in WORD_BREAK.items()
-        for first, last in ranges(listed)
+        for value, code_ranges in WORD_BREAK.items()
+        for first, last in ranges(code_ranges)
         for code in range(first, last + 1)
     }
 
@@ -128,25 +128,25 @@ def punctuated(text: str) -> list[str]:
 
 
 def take_apart(run: str) -> list[str]:
-    """The words of a run without whitespace."""
+    """Words of a run without whitespace."""
     before: list[str] = []
     after: list[str] = []
-    while run and run not in WHOLE and (taken := taken_at_begin(run)):
-        before.append(run[:taken])
-        run = run[taken:]
-    while run and run not in WHOLE and (taken := taken_at_end(run)):
-        after.insert(0, run[-taken:])
-        run = run[:-taken]
+    while run and run not in WHOLE and (length := opening_length(run)):
+        before.append(run[:length])
+        run = run[length:]
+    while run and run not in WHOLE and (length := closing_length(run)):
+        after.insert(0, run[-length:])
+        run = run[:-length]
     if run in WHOLE or is_address(run):
         middle = [run]
     else:
         contraction = len(run) - contraction_length(run)
-        middle = [*taken_inside(run[:contraction]), run[contraction:]]
+        middle = [*split_inside(run[:contraction]), run[contraction:]]
     return joined([word for word in [*before, *middle, *after] if word])
 
 
 def joined(words: list[str]) -> list[str]:
-    """The words of a run, where neighbours that are in WHOLE together are one; not two of a longer row of marks."""
+    """Words of a run; neighbours that form a word of WHOLE are joined, unless they belong to a longer row of marks."""
     result: list[str] = []
     at = 0
     while at < len(words):
@@ -163,7 +163,7 @@ def joined(words: list[str]) -> list[str]:
 
 
 def is_address(run: str) -> bool:
-    """Whether a run is an address of the web or of mail."""
+    """Return True if a run is a web or mail address."""
     name = rf"[A-Za-z0-9{BEYOND}](?:[A-Za-z0-9_{BEYOND}-]*[A-Za-z0-9{BEYOND}])?"
     host = rf"(?:{name}\.)+[a-z{BEYOND}]{{2,}}(?::[0-9]{{2,5}})?(?:[/?#].*)?"
     before = r"\A[\w+.-]{2,}://|(?<=.)@"
@@ -171,8 +171,8 @@ def is_address(run: str) -> bool:
     return any(re.fullmatch(host, run[start:], re.DOTALL) for start in starts)
 
 
-def taken_at_begin(run: str) -> int:
-    """How many characters open a run and are a word of their own."""
+def opening_length(run: str) -> int:
+    """Number of leading characters that are a word of their own."""
     if run.startswith(".."):
         return len(run) - len(run.lstrip("."))
     if keeps(run[0]) or run[0] in "-/\\@^~|.":
@@ -180,8 +180,8 @@ def taken_at_begin(run: str) -> int:
     return 0 if re.match(r"\+[0-9]", run) else 1
 
 
-def taken_at_end(run: str) -> int:
-    """How many characters close a run and are a word of their own."""
+def closing_length(run: str) -> int:
+    """Number of trailing characters that are a word of their own."""
     last = run[-1]
     if len(run) == 1:
         return 0
@@ -212,54 +212,54 @@ def contraction_length(run: str) -> int:
     return 0
 
 
-def taken_inside(run: str) -> list[str]:
-    """What is left in the middle, cut around marks."""
+def split_inside(run: str) -> list[str]:
+    """Middle of a run, cut around marks."""
     words, word, step = [], "", 0
     while step < len(run):
-        taken = mark_length(run, step) if 0 < step < len(run) - 1 else 0
-        if taken == 0:
+        length = mark_length(run, step) if 0 < step < len(run) - 1 else 0
+        if length == 0:
             word += run[step]
             step += 1
             continue
-        words += [word, run[step : step + taken]]
+        words += [word, run[step : step + length]]
         word = ""
-        step += taken
+        step += length
     return [*words, word]
 
 
 def mark_length(run: str, step: int) -> int:
     """Length of the mark that cuts a run here."""
-    rest, before, after = run[step:], run[step - 1], run[step + 1]
-    dots = len(rest) - len(rest.lstrip("."))
+    remainder, before, after = run[step:], run[step - 1], run[step + 1]
+    dots = len(remainder) - len(remainder.lstrip("."))
     if dots > 1:
         return dots
-    if rest[0] == "…":
+    if remainder[0] == "…":
         return 1
-    if rest[0] == ".":
+    if remainder[0] == ".":
         small = before.isalpha() and before not in string.ascii_uppercase
         return 1 if small and after in string.ascii_uppercase else 0
-    if rest[0] == ",":
+    if remainder[0] == ",":
         return 1 if before.isalpha() and after.isalpha() else 0
-    if rest[0] in ":/<=>":
+    if remainder[0] in ":/<=>":
         return 1 if (before.isalpha() or before in string.digits) and after.isalpha() else 0
-    hyphens = len(rest) - len(rest.lstrip(HYPHENS))
-    if hyphens == 0 or hyphens == len(rest):
+    hyphens = len(remainder) - len(remainder.lstrip(HYPHENS))
+    if hyphens == 0 or hyphens == len(remainder):
         return 0
-    if (before.isalpha() or before in string.digits) and rest[hyphens].isalpha():
+    if (before.isalpha() or before in string.digits) and remainder[hyphens].isalpha():
         return hyphens
-    return 1 if re.match(r"[0-9]-[0-9]", before + rest) else 0
+    return 1 if re.match(r"[0-9]-[0-9]", before + remainder) else 0
 
 
 def keeps(character: str) -> bool:
-    """Whether a character is a letter, a digit or a mark that goes with one."""
+    """Return True if a character is a letter, a digit or a mark attached to one."""
     return character.isalnum() or unicodedata.category(character) in ("Mn", "Mc") or ord(character) in JOINERS
 
 
 def is_word(character: str) -> bool:
-    """Whether `\\w` in a regular expression matches."""
+    """Return True if `\\w` in a regular expression matches."""
     return character.isalnum() or character == "_"
 
 
 def is_unspaced(character: str) -> bool:
-    """Whether a character's script has no spaces between words."""
+    """Return True if a character's script has no spaces between words."""
     return any(first <= ord(character) <= last for first, last in UNSPACED_RANGES)
