@@ -225,6 +225,9 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
         ({"model": {"model": "m"}}, "`endpoint`.*`folder`"),
         ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000'"),
         ({"model": {"endpoint": "http://h/v1"}}, "`model`"),
+        ({"model": {"folder": "m", "server_options": ["--port"]}}, "`server_options`.*`server: vllm`"),
+        ({"model": {"folder": "m", "body": {"stop": "."}}}, "`body`.*`server: vllm`"),
+        ({"model": {"folder": "m", "response_format": "json_schema"}}, "`response_format`"),
         (
             {"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}},
             r"budget\.money .*`prompt_price`",

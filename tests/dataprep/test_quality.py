@@ -245,7 +245,7 @@ def test_class_without_documents_is_an_error_with_its_sources(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "measured"),
+        ({}, "measure"),
         ({"heuristics": True, "min_quality": 0.5}, "min_quality .*quality"),
         ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by .*quality"),
         ({"heuristics": True, "per_source": True}, "per_source"),

@@ -335,7 +335,7 @@ def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
 
 
 def test_grouped_tasks_have_their_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.dataprep.jobs import tasks
+    from gristmill.dataprep.jobs import tasks as jobs_tasks
 
     monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
