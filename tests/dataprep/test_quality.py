@@ -30,7 +30,7 @@ from gristmill.dataprep.quality.classifier import (
     score_texts,
     train,
 )
-from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
+from gristmill.dataprep.quality.labelled_examples import LabelledFileError, QualityError, draw, split_draws
 from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.random_models import Shape, write_model
@@ -372,7 +372,7 @@ def test_files_can_provide_the_classes(ingest: Path, tmp_path: Path, make_contex
     assert sum(summary["training_documents"].values()) + summary["held_out"] == 120 + 60 + 150
     assert summary["auc"] > 0.97
     bad.write_text('{"text": 3}\n')
-    with pytest.raises(QualityError, match=r"bad\.jsonl, record 1: "):
+    with pytest.raises(LabelledFileError, match=r"bad\.jsonl, record 1: .*'text'"):
         quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
 
 
