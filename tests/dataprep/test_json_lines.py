@@ -1,4 +1,4 @@
-"""JSON lines read as columns equal the same lines read one by one."""
+"""JSON lines read by orjson give the records of Python's json, most of them as columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gristmill.dataprep.reading.readers import one_by_one, read_records
 from gristmill.dataprep.reading.records import Input, Read, Reading, Record, Records, Rejected
 from gristmill.dataprep.reading.sources import find_files
 
-assert json_columns.__name__ == json_lines.KERNEL  # loaded, so that blocks of any size are read as columns
 READINGS = (
     Reading(),
     Reading(id="id"),
@@ -45,7 +44,7 @@ CERTAIN = [
     json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
     json.dumps({"text": "word " * 3000, "other": "\n" * 999}),
 ]
-"""Lines that the kernel reads without Python."""
+"""Lines with a document."""
 OTHERS = [
     "",
     " ",
@@ -127,13 +126,13 @@ OTHERS = [
 
 
 def read_both_ways(path: Path, reading: Reading) -> tuple[list[Read], int]:
-    """Records of a file read by columns, which must equal those line by line, and the number read by columns."""
+    """Records read by orjson, equal to those of Python's json, and the number of documents in columns."""
     items = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_lines.Columns, "of", lambda item, reading: None)
-        alone = list(read_jsonl(Input("a.jsonl", path), reading))
-    records = [record for item in items for record in (item if isinstance(item, Records) else [item])]
-    assert records == alone
+        patch.setattr(json_lines, "_exact_row", lambda line, reading: None)
+        python_records = list(one_by_one(read_jsonl(Input("a.jsonl", path), reading)))
+    records = list(one_by_one(items))
+    assert records == python_records
     return records, sum(len(item) for item in items if isinstance(item, Records))
 
 
@@ -150,12 +149,31 @@ def test_every_kind_of_line_reads_the_same_in_columns(tmp_path: Path, reading: R
         read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
 
 
-def test_ordinary_lines_are_read_in_columns(tmp_path: Path) -> None:
+def test_documents_are_read_as_columns(tmp_path: Path) -> None:
     records, in_columns = read_both_ways(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
     assert in_columns == len(records) == len(CERTAIN)
     named = [json.dumps({"text": "t", "id": key, "n": 1}).encode() for key in ("a/é", 17, -3, "é\n\\")]
     for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
         assert read_both_ways(write(tmp_path / "a.jsonl", named), reading)[1] == 4
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64, -(2**63) - 1, 10**30, 9.5e30])
+@pytest.mark.parametrize(
+    ("row", "reading"),
+    [
+        ({}, Reading()),
+        ({"list": []}, Reading(metadata=("list", "n"))),
+        ({"outer": {"n": 1}}, Reading(metadata=("outer.n", "n"))),
+    ],
+)
+def test_numbers_keep_all_digits(tmp_path: Path, number: float, row: dict[str, object], reading: Reading) -> None:
+    line = json.dumps({"text": "a", "n": number, **row}).encode()
+    records, _ = read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
+    (record,) = records
+    assert isinstance(record, Record)
+    assert json.loads(record.metadata)["n"] == number
+    nested = json.dumps({"text": "a", "list": [number], "outer": {"n": number}}).encode()
+    read_both_ways(write(tmp_path / "a.jsonl", [nested]), reading)
 
 
 def test_byte_order_marks_and_invalid_bytes_read_the_same_in_columns(tmp_path: Path) -> None:
@@ -266,7 +284,7 @@ ELEMENTS = [{"text": 'one } ] " two'}, {"text": "a\nb", "n": 2, "list": [{"x": [
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_array_elements_are_numbered_records(tmp_path: Path, reading: Reading, indent: int | None) -> None:
+def test_array_elements_are_numbered_records(tmp_path: Path, indent: int | None) -> None:
     write(tmp_path / "a.json", [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()])
     (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
     records = list(read_records(file, Reading()))
@@ -314,5 +332,5 @@ def test_truncated_array_keeps_the_elements_before_the_end(tmp_path: Path, cut: 
 
 def test_text_after_an_array_is_read_as_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [b'[{"text": "a"}]', b'{"text": "b"}', b"x"])
-    first, second, invalid = read_jsonl(Input("a.json", path), Reading(by_kernel=False))
+    first, second, invalid = one_by_one(read_jsonl(Input("a.json", path), Reading()))
     assert (first.text, second.text, type(invalid)) == ("a", "b", Rejected)
