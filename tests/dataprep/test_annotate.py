@@ -262,6 +262,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")])
 def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
     run_step: Callable[..., Any], case: str, mode: str

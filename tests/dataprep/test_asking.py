@@ -361,6 +361,7 @@ def test_kept_answer_equals_the_received_one_for_any_characters(
     assert first == second == ["a\ufffdb\0\u2028c\nd"]
 
 
+@pytest.mark.slow
 def test_vllm_serves_a_model_folder(
     make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def texts_of(corpus: Corpus) -> list[str]:
     return [text for shard in corpus.shards for text in corpus.read(shard, ["text"], None)["text"].to_pylist()]
 
 
+@pytest.mark.slow
 def test_scores_equal_a_plain_loop_over_all_shards(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bm25_scan, "ROW_GROUP_ROWS", 7)
     terms = terms_of("mill graines breadé stone")

@@ -81,6 +81,7 @@ def in_stranger(function: Callable[..., Any], element: str, home: Path) -> subpr
     )
 
 
+@pytest.mark.slow
 def test_worker_without_the_package_receives_it_and_the_named_files(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("of this machine")
@@ -112,6 +113,7 @@ def listing(folder: str, plain: str) -> Callable[[str], Iterator[str]]:
     return partial(read, folder, plain)
 
 
+@pytest.mark.slow
 def test_only_model_folders_are_shipped(tmp_path: Path) -> None:
     model, plain = tmp_path / "model", tmp_path / "plain"
     for name in ("config.json", "1_Pooling/config.json", "weights"):
@@ -170,6 +172,7 @@ def other_pythons() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_worker_with_another_python_is_rejected_first(tmp_path: Path) -> None:
     with through(tmp_path / "store"):
         carried = carry(reading("x"))

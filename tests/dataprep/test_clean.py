@@ -45,6 +45,7 @@ def test_line_rules_accept_a_list_and_the_papers_constants() -> None:
         Clean.model_validate({"lines": ["c5"]})
 
 
+@pytest.mark.slow
 def test_cleaners_see_earlier_edits_and_join_into_one_list() -> None:
     text = "sch\u00c3\u00b6ne Zeile mit f\u00c3\u00bcnf Worten.[1]\nno\n\u00e9 Zeile mit genau fünf Worten.\n"
     texts, columns = cleaned([text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]}))
@@ -55,6 +56,7 @@ def test_cleaners_see_earlier_edits_and_join_into_one_list() -> None:
     assert columns["clean_words"].tolist() == [11, 0]
 
 
+@pytest.mark.slow
 def test_masking_runs_last() -> None:
     text = "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 on any day."
     section = Clean.model_validate({"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}})

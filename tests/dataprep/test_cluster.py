@@ -51,6 +51,7 @@ def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm:
     return run
 
 
+@pytest.mark.slow
 def test_each_subject_is_one_cluster_named_by_its_words(run: Run, tmp_path: Path) -> None:
     out, summary = run("subjects", [documents()])
     check_conservation(summary["counts"], "cluster")
@@ -68,6 +69,7 @@ def test_each_subject_is_one_cluster_named_by_its_words(run: Run, tmp_path: Path
     assert len(summary["map"]) == 30
 
 
+@pytest.mark.slow
 def test_workers_shards_and_engine_do_not_change_the_clusters(run: Run) -> None:
     shards = [documents()[start::3] for start in range(3)]
     first, summary = run("one", shards)

@@ -214,6 +214,7 @@ def test_only_needed_columns_and_shards_are_read(corpus: Corpus, monkeypatch: py
         assert [size for size, name in read if name == "text"] == ["3"]  # of the second shard alone
 
 
+@pytest.mark.slow
 def test_condition_uses_the_columns_and_null_fails_it(corpus: Corpus) -> None:
     assert rows_of(corpus, "original_text", where="score < 2", kept=None) == [
         ("a b c",),

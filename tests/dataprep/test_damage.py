@@ -138,6 +138,7 @@ def test_lost_records_are_estimated_from_intact_files(
     assert summary["lost"] == summary["sources"]["web"]["lost"] == damaged["lost"]
 
 
+@pytest.mark.slow
 def test_intact_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> None:
     for extension in FORMS:
         folder = write_corpus(tmp_path / extension, extension, 1.0)
@@ -181,6 +182,7 @@ def decoded(path: Path) -> tuple[bytes, str, int]:
     return content, "", meter.read_bytes
 
 
+@pytest.mark.slow
 def test_isal_decoder_finds_the_same_damage_as_zlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named_member = io.BytesIO()
     with gzip.GzipFile("name", "wb", fileobj=named_member, mtime=0) as member:

@@ -34,6 +34,7 @@ def square(out: Path, task: Task) -> Done:
     return Done([out / f"{task.name}.txt"], {"n": task.payload["n"], "pid": os.getpid()})
 
 
+@pytest.mark.slow
 def test_cluster_workers_run_the_tasks(tmp_path: Path, cluster: Cluster) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", cluster.address))
     assert [result["n"] for result in results] == list(range(6))
@@ -115,6 +116,7 @@ def test_unreachable_scheduler_is_named_with_the_setting(tmp_path: Path, monkeyp
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
 
 
+@pytest.mark.slow
 def test_scheduler_without_workers_is_rejected_with_the_setting(tmp_path: Path) -> None:
     empty = Cluster(tmp_path)
     try:

@@ -91,6 +91,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.slow
 def test_leaks_are_dropped_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = corpus()
     every = list(documents.values())
@@ -154,6 +155,7 @@ def test_disguised_items_are_found(item: str, write_ingest: Callable, make_conte
     assert summary["sets"]["quiz"]["contaminated"] == 1
 
 
+@pytest.mark.slow
 def test_invisible_characters_are_excised_with_the_item(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_cluster_table_names_the_survivor_and_the_deciding_key(
     ]
 
 
+@pytest.mark.slow
 def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
     assert len({row["cluster"] for row in rows_of_rule["survivors"].values()}) == 1
 
 
+@pytest.mark.slow
 def test_shards_workers_and_order_do_not_change_the_result(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def test_shards_workers_and_order_do_not_change_the_result(
     assert first_summary == second_summary == third_summary
 
 
+@pytest.mark.slow
 def test_resumed_run_writes_the_same_bytes(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
     documents = list(planted().values())
     cut = [documents[at : at + 8] for at in range(0, len(documents), 8)]

@@ -166,6 +166,7 @@ def test_documents_that_match_an_older_corpus_are_dropped_with_the_match(run_ded
     assert table["fresh_copy"]["against_index"] is None
 
 
+@pytest.mark.slow
 def test_older_documents_drop_only_direct_matches(run_dedup: Callable) -> None:
     """a is near old (0.90), b is near a (0.90) but not near old (0.82): once a is dropped, b is not a duplicate."""
     config = {"keep": ["locator"], "minhash": {"threshold": 0.85, "bands": 28, "rows": 4}}
@@ -181,6 +182,7 @@ def test_older_documents_drop_only_direct_matches(run_dedup: Callable) -> None:
     assert rows["b"]["cluster_size"] == 2
 
 
+@pytest.mark.slow
 def test_copies_share_the_match_of_their_text(run_dedup: Callable) -> None:
     old, _, _ = run_dedup("old", {"old": page("https://old.org/x", text(1))}, {"url": True})
     new = {f"copy{n}": page(f"https://new.org/{n}", edited(1, 1)) for n in range(3)}
@@ -191,6 +193,7 @@ def test_copies_share_the_match_of_their_text(run_dedup: Callable) -> None:
     assert len({row["jaccard"] for row in rows.values()}) == 1
 
 
+@pytest.mark.slow
 def test_corpus_grows_part_by_part_against_several_indexes(run_dedup: Callable) -> None:
     parts = [
         {f"{part}-{seed}": page(f"{part}/{seed}", text(seed)) for seed in seeds}
@@ -276,6 +279,7 @@ def test_settings_of_methods_that_are_off_may_differ(run_dedup: Callable) -> Non
     assert {role for role, row in rows.items() if row["reason"] == "against_exact_duplicate"} == {"exact"}
 
 
+@pytest.mark.slow
 def test_index_is_found_in_a_store_or_a_copy_but_only_if_finished(run_dedup: Callable, tmp_path: Path) -> None:
     old, _, _ = run_dedup("old", {"old_a": OLD["old_a"]}, {})
     stage = tmp_path / "store" / "dedup" / "demo--0123"
@@ -291,6 +295,7 @@ def test_index_is_found_in_a_store_or_a_copy_but_only_if_finished(run_dedup: Cal
     assert not (without / "index").exists()
 
 
+@pytest.mark.slow
 def test_index_id_is_a_hash_of_its_content(run_dedup: Callable) -> None:
     names = [
         run_dedup(name, documents, config, shards)[2]["index"]
@@ -313,6 +318,7 @@ def test_indexes_are_outside_paths() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_shuffled_sketches_give_the_same_bytes_as_local_ones(
     run_dedup: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -271,6 +271,7 @@ def test_kept_documents_differ_and_dropped_ones_resemble_their_survivor(run: Run
     assert summary["counts"]["dropped"]["semantic_duplicate"] >= 60
 
 
+@pytest.mark.slow
 def test_workers_engine_and_resumption_write_the_same_bytes(
     run: Run,
     words_model: str,
@@ -339,6 +340,7 @@ def test_empty_input_is_allowed(run: Run, words_model: str) -> None:
     assert summary["counts"]["kept"] == 9
 
 
+@pytest.mark.slow
 def test_survivors_equal_a_sequential_comparison() -> None:
     rng = np.random.default_rng(17)
     vectors = rng.normal(size=(BLOCK + 300, 6))

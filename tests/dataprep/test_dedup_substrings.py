@@ -251,6 +251,7 @@ def test_complete_copy_is_dropped(write_ingest: Callable, make_context: Callable
     assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
 
 
+@pytest.mark.slow
 def test_shards_partitions_workers_and_order_do_not_change_the_result(
     write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +270,7 @@ def test_shards_partitions_workers_and_order_do_not_change_the_result(
     assert first_summary == second_summary == third_summary
 
 
+@pytest.mark.slow
 def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

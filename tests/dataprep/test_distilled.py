@@ -132,6 +132,7 @@ def answer(prompt: str, before: int) -> str:
     return json.dumps({"score": min(text.count("w1 "), 5)})
 
 
+@pytest.mark.slow
 def test_model_judges_only_the_sample_and_answers_are_reused(run_stages: Run, tmp_path: Path) -> None:
     with Endpoint(answer) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
@@ -164,6 +165,7 @@ def test_model_judges_only_the_sample_and_answers_are_reused(run_stages: Run, tm
     assert [row[0] for row in section.rows] == ["small", "other"]
 
 
+@pytest.mark.slow
 def test_run_after_a_spent_budget_requests_only_missing_answers(run_stages: Run, tmp_path: Path) -> None:
     with Endpoint(lambda asked, before: json.dumps({"score": min(asked.count("w1 "), 5)})) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}

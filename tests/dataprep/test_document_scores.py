@@ -113,6 +113,7 @@ def test_multi_label_classes_have_independent_probabilities(tmp_path: Path) -> N
     assert np.abs(probabilities - 1 / (1 + np.exp(-plain_logits(folder, TEXTS)))).max() <= 0.0005 + BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_batches_and_shards_do_not_change_columns_or_verdicts(run_step: Run, regression: Path, pool: str) -> None:
     """Batches differ by some 1e-6 in float32; columns are rounded far more coarsely."""
@@ -182,6 +183,7 @@ def test_sentence_embeddings_score_by_similarity_to_examples(mini_lm: Path) -> N
     assert np.array_equal(scores, np.round(scores, 3))
 
 
+@pytest.mark.slow
 def test_fasttext_model_scores_by_its_labels(run_step: Run, tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     lines = [(number % 2 == 0, " ".join(f"w{2 * word + number % 2}" for word in range(20))) for number in range(200)]

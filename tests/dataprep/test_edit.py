@@ -77,6 +77,7 @@ def test_later_stages_read_the_texts_of_the_function(
     assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
 
 
+@pytest.mark.slow
 def test_installed_function_can_edit(tmp_path: Path, make_context: Callable[..., Context]) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)

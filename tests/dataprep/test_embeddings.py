@@ -52,6 +52,7 @@ def write_static(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_vectors_equal_sentence_transformers(mini_lm: Path, embedder: Embedder) -> None:
     referee = pytest.importorskip("sentence_transformers").SentenceTransformer(str(mini_lm), device="cpu")
     expected = referee.encode(TEXTS, normalize_embeddings=True)
@@ -67,6 +68,7 @@ def test_paraphrases_have_close_vectors(embedder: Embedder) -> None:
     assert cosines[0, 2] < 0.2
 
 
+@pytest.mark.slow
 def test_vectors_do_not_depend_on_batches(mini_lm: Path, embedder: Embedder) -> None:
     together = embedder.embed(TEXTS)
     alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
@@ -76,6 +78,7 @@ def test_vectors_do_not_depend_on_batches(mini_lm: Path, embedder: Embedder) -> 
     assert np.array_equal(together, embedder.embed(TEXTS))
 
 
+@pytest.mark.slow
 def test_end_of_a_long_text_counts_only_with_pooled_windows(mini_lm: Path, embedder: Embedder) -> None:
     other_end = LONG + "Interest rates were raised by the central bank. " * 20
     assert np.array_equal(*embedder.embed([LONG, other_end]))
@@ -99,6 +102,7 @@ def test_token_vectors_equal_model2vec(tmp_path: Path) -> None:
     assert np.array_equal(pooled.embed(["unknown", ""]), np.zeros((2, 8), np.float32))
 
 
+@pytest.mark.slow
 def test_bfloat16_vectors_are_close_to_float32(mini_lm: Path, embedder: Embedder) -> None:
     less_exact = load_embedder(ReadingModel(path=mini_lm.as_posix(), dtype="bfloat16")).embed(TEXTS)
     assert less_exact.dtype == np.float32

@@ -290,6 +290,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 """127.0.0.1 and its IPv6 form, in the byte order of /proc."""
 
 
+@pytest.mark.slow
 def test_local_runner_opens_no_port_and_portable_trial_only_loopback(
     tmp_path: Path,
 ) -> None:
@@ -336,6 +337,7 @@ def test_beam_counters_cover_all_workers(tmp_path: Path, monkeypatch: pytest.Mon
     assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
 
 
+@pytest.mark.slow
 def test_beam_import_prints_nothing() -> None:
     code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

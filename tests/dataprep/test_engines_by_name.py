@@ -204,6 +204,7 @@ def see_nothing(name: str, content: str, group: Any) -> Iterator[Mapping[str, An
     yield {}
 
 
+@pytest.mark.slow
 def test_job_ends_before_work_if_workers_do_not_see_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
     monkeypatch.setattr(cluster_retry, "answer_probe", see_nothing)

@@ -170,6 +170,7 @@ def test_listing_has_relative_paths(tmp_path: Path) -> None:
     assert {entry["path"] for entry in examples_listing("python-docs://")} == {"python", "questions"}
 
 
+@pytest.mark.slow
 def test_python_docs_examples_pair_questions_with_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = ("json/", "email/", "logging/", "argparse")
     files = [item for item in standard_library_files() if item[0].startswith(packages)]

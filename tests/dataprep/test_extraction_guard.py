@@ -108,6 +108,7 @@ def test_failing_page_is_rejected_alone(extractor: str, bad: str | bytes, error:
     assert error in rejected.error
 
 
+@pytest.mark.slow
 def test_consecutive_failing_pages_keep_their_own_errors(extractor: str) -> None:
     items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
     facts = ["signal 11", "0.2 s", "status 3", "A", "ValueError: two lines", "signal 11"]

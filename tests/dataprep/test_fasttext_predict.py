@@ -129,6 +129,7 @@ OUTPUT_SHAPES = ("dense", "one label", "many labels", "steep", "nothing", "quant
 """Shapes that differ in the output layer, where the losses differ."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
@@ -203,6 +204,7 @@ def declarations() -> Iterator[str]:
                 yield archive.read(name).decode("utf-8")
 
 
+@pytest.mark.slow
 @requires_lid176
 def test_every_line_of_388_translations_has_fasttexts_language() -> None:
     predictor, model = load_model(str(MODEL), "lid.176"), lid176_by_fasttext()
@@ -214,6 +216,7 @@ def test_every_line_of_388_translations_has_fasttexts_language() -> None:
     assert np.abs(shares - np.array([share[0] for share in expected_shares])).max() <= 1e-5
 
 
+@pytest.mark.slow
 @requires_lid176
 def test_documents_have_fasttexts_language() -> None:
     predictor, section = load_model(str(MODEL), "lid.176"), LanguageId()
@@ -241,6 +244,7 @@ def train(path: Path, **options: Any) -> Any:
     return fasttext.train_supervised(str(lines), epoch=3, dim=12, bucket=2000, thread=12, verbose=0, **options), lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "quantise"),
     [
@@ -314,6 +318,7 @@ def test_cache_does_not_change_a_bit_of_the_scores(tmp_path: Path, name: str) ->
     assert small.tops(lines_of(lines))[1].tolist() == together
 
 
+@pytest.mark.slow
 def test_cache_is_bounded_and_evicts(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model", Shape(minn=1, maxn=6, bucket=5000), WORDS, seed=2)
     predictor = KernelPredictor(*read_model(path))

@@ -155,6 +155,7 @@ CHECKED = {
 """Callers of WRITERS, and the reason why each is safe."""
 
 
+@pytest.mark.slow
 def test_callers_of_library_writers_are_known_to_be_safe() -> None:
     callers = set()
     for folder in ("core", "dataprep", "tokenize", "train", "flows"):

@@ -23,6 +23,7 @@ def expected(text: str | None) -> dict[str, float]:
     return gopher_reference.all_statistics(text or "")
 
 
+@pytest.mark.slow
 def test_code_points_are_classified_like_python() -> None:
     flags = code_point_flags()
     lower = lower_case()
@@ -83,6 +84,7 @@ def test_one_word_a_million_times_is_all_repetition() -> None:
         assert values[f"duplicate_{n}gram_char_ratio"] == 1.0
 
 
+@pytest.mark.slow
 def test_long_text_is_measured_like_the_plain_definitions() -> None:
     words = random.Random(20).choices([*map(str, range(300)), "the", "\n", "\n\n"], k=200_000)
     text = " ".join(words)
@@ -111,6 +113,7 @@ def test_text_that_is_not_utf8_is_rejected() -> None:
         statistics(broken)
 
 
+@pytest.mark.slow
 def test_standard_library_is_measured_like_the_plain_definitions() -> None:
     paths = sorted(Path(random.__file__).parent.glob("*.py"))[:40]
     texts = [path.read_text(encoding="utf-8") for path in paths]

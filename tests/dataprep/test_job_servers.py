@@ -39,6 +39,7 @@ def name() -> Iterator[str]:
     servers._end("toy")
 
 
+@pytest.mark.slow
 def test_job_server_that_is_ending_is_replaced(name: str, tmp_path: Path) -> None:
     def command(port: int, folder: Path) -> Sequence[str]:
         return [sys.executable, "-c", SERVER, str(port), str(tmp_path / "closed")]

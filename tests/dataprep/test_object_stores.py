@@ -23,6 +23,7 @@ from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["503", "500", "429", "cut"])
 def test_every_kind_of_request_survives_an_outage(outage: Outage, failure: str) -> None:
     outage.how = failure
@@ -90,6 +91,7 @@ def test_interrupt_ends_waiting_writes_and_lists_them(outage: Outage, monkeypatc
     assert unwritten == [f"{outage.address}/{BUCKET}/{name}" for name in ("late", "later")]
 
 
+@pytest.mark.slow
 def test_permanent_errors_are_not_retried(outage: Outage) -> None:
     with pytest.raises(FileNotFoundError):
         as_path(f"s3://{BUCKET}/nothing").read_bytes()

@@ -68,6 +68,7 @@ def test_value_depends_on_the_function_and_its_imports(tmp_path: Path) -> None:
     assert take_code(OwnFunction("./steps.py:keep"), folder).sha256 != before
 
 
+@pytest.mark.slow
 def test_installed_function_is_named_by_its_distribution(tmp_path: Path) -> None:
     function = own_function(tmp_path, "pyarrow.compute:count_substring", pattern="a")
     assert function.use.distribution.startswith("pyarrow ")

@@ -72,6 +72,7 @@ def rows(out: Path, folder: str = "") -> list[dict[str, Any]]:
     return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
 
 
+@pytest.mark.slow
 def test_yielded_records_are_treated_like_json_lines(tmp_path: Path, make_context: MakeContext) -> None:
     files = write(tmp_path / "notes", a="one\nbad\ntwo\nnumber\nlist\n\nthree", b="four")
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
@@ -94,6 +95,7 @@ def test_yielded_records_are_treated_like_json_lines(tmp_path: Path, make_contex
     assert (counts["read"], counts["kept"], counts["quarantined"], counts["dropped"]) == (8, 4, 3, {"extract/empty": 1})
 
 
+@pytest.mark.slow
 def test_reader_that_raises_loses_the_rest_of_its_file(tmp_path: Path, make_context: MakeContext) -> None:
     files = write(tmp_path / "notes", a="one\ntwo\ntorn\nlost", b="1\n2\n3\n4\n5\n6", c="1\n2\n3\n4\n5\n6")
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
@@ -105,6 +107,7 @@ def test_reader_that_raises_loses_the_rest_of_its_file(tmp_path: Path, make_cont
     assert damage["error"] == "RuntimeError: torn in two (code.py, line 12)"
 
 
+@pytest.mark.slow
 def test_stream_reader_gets_decompressed_bytes_and_reports_damage(tmp_path: Path, make_context: MakeContext) -> None:
     packed = gzip.compress("".join(f"line {number} {number * 7919}\n" for number in range(2000)).encode())
     files = write(tmp_path / "notes")
@@ -140,6 +143,7 @@ def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
         assert (record.locator, record.text) == (f"{path[-6:]}#1", text)
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_a_byte(tmp_path: Path, make_context: MakeContext) -> None:
     files = write(tmp_path / "notes", **{f"n{number}": f"text {number}\nbad\nmore" for number in range(12)})
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
@@ -238,6 +242,7 @@ def test_uncallable_reader_is_rejected_before_reading(
         run(tmp_path / "out", section, make_context("work"))
 
 
+@pytest.mark.slow
 def test_nondeterministic_reader_is_warned_about(tmp_path: Path, make_context: MakeContext) -> None:
     source = "import os\ndef read(path):\n    yield {'text': os.urandom(8).hex()}"
     section = {"path": str(write(tmp_path / "notes", a="x")), "read": code(tmp_path, source, "read")}
@@ -263,6 +268,7 @@ def listing_source(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
     return {"path": str(tmp_path), "list": code(tmp_path, LISTING, name, **options)}
 
 
+@pytest.mark.slow
 def test_listing_determines_files_and_order(tmp_path: Path, make_context: MakeContext) -> None:
     source = listing_source(tmp_path, "shards", month="may")
     assert [(file["path"], file["size"]) for file in listing("notes", source)] == [("may-2.txt", 5), ("may-1.txt", 5)]
@@ -298,6 +304,7 @@ def test_invalid_listing_is_rejected_with_its_line(tmp_path: Path, source: str, 
         listing("notes", section)
 
 
+@pytest.mark.slow
 def test_listing_that_changes_after_the_plan_is_rejected(tmp_path: Path, make_context: MakeContext) -> None:
     source = listing_source(tmp_path, "shards", month="may")
     planned = {**source, "listing": listing("notes", source)}

@@ -132,6 +132,7 @@ def run(work: Path, process: Any = tell_pids) -> list[dict[str, Any]]:
     return run_tasks("job", TASKS, process, context(work))
 
 
+@pytest.mark.slow
 def test_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
     first, second = run(tmp_path / "first"), run(tmp_path / "second")
     assert {result["server"] for result in first + second} == {first[0]["server"]}
@@ -159,6 +160,7 @@ def kill_server(task: Task) -> Done:
     return Done()
 
 
+@pytest.mark.slow
 def test_killed_server_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) "):
         run(tmp_path / "killed", kill_server)

@@ -61,6 +61,7 @@ def test_invalid_prompt_is_rejected(row: dict[str, Any], message: str) -> None:
         prompt_example(row)
 
 
+@pytest.mark.slow
 def test_prompts_are_read_like_other_examples(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ({"prompt": "a"}, {"prompt": "b"}, {"other": "c"})))

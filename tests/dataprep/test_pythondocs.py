@@ -58,6 +58,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_importlib_metadata_backport_does_not_change_distributions(installation: Path) -> None:
     pytest.importorskip("importlib_metadata")
     code = (

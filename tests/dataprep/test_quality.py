@@ -144,6 +144,7 @@ def test_draw_depends_on_seed_and_id_alone() -> None:
     assert draw(ids, -1).shape == (100, 2)
 
 
+@pytest.mark.slow
 def test_training_is_deterministic(tmp_path: Path) -> None:
     examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number)) for number in range(200)]
     once, again = (train(examples, SETTINGS, 5, tmp_path) for _ in range(2))
@@ -152,6 +153,7 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_failed_training_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClassifierError):
         train([], SETTINGS, 1, tmp_path)
@@ -188,6 +190,7 @@ def test_stage_separates_easy_sources_and_scores_every_document(
     assert separation["best"]["f1"] > 0.9
 
 
+@pytest.mark.slow
 def test_workers_and_resumption_write_the_same_bytes(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +300,7 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
     assert {row["locator"] for row in read_rows(tmp_path / "c", single_shard) if row["keep"]} != kept[0]  # ties by seed
 
 
+@pytest.mark.slow
 def test_per_source_keeps_the_best_share_of_every_source(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
@@ -376,6 +380,7 @@ def test_files_can_provide_the_classes(ingest: Path, tmp_path: Path, make_contex
         quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
 
 
+@pytest.mark.slow
 def test_given_model_scores_and_the_classes_measure_it(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
@@ -419,6 +424,7 @@ def test_fewer_documents_are_trained_for_more_epochs(documents: int, epochs: int
     assert epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents) == 7
 
 
+@pytest.mark.slow
 def test_default_settings_learn_from_few_documents(tmp_path: Path) -> None:
     """Each of 60 texts has one telling word among 20; five epochs at rate 0.2 see it too seldom."""
     rng = random.Random(3)

@@ -160,6 +160,7 @@ def test_misaligned_table_and_overlapping_edits_are_errors(
         read_shard(inputs, SHARD)
 
 
+@pytest.mark.slow
 def test_stages_open_each_earlier_table_once_per_shard(
     write_ingest: Callable[..., Path],
     make_context: Callable[..., Context],

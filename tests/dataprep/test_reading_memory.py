@@ -130,6 +130,7 @@ def test_archive_members_stay_within_the_memory_limit(tmp_path: Path, name: str)
     assert measure(path, tmp_path)["bytes"] < ALLOWED
 
 
+@pytest.mark.slow
 def test_huge_parquet_value_stays_in_the_child_process(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x" * (150 << 20)]}), tmp_path / "a.parquet", compression="zstd")
     measured = measure(tmp_path / "a.parquet", tmp_path)

@@ -79,12 +79,14 @@ def test_modes_and_the_portable_runner_give_the_same_bytes(
     assert prepare(corpus, tmp_path, **engine) == expected
 
 
+@pytest.mark.slow
 def test_dask_cluster_gives_the_same_bytes(
     corpus: Path, expected: tuple[dict[str, str], list[Any]], tmp_path: Path, cluster: Cluster
 ) -> None:
     assert prepare(corpus, tmp_path, runner="dask", address=cluster.address) == expected
 
 
+@pytest.mark.slow
 def test_object_store_gives_the_same_bytes(corpus: Path, expected: tuple[dict[str, str], list[Any]]) -> None:
     """Tables, records and shuffle partitions all go through the store's own reads and writes."""
     folder = as_path("memory://runners-agree")

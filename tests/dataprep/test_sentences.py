@@ -94,6 +94,7 @@ def test_kernels_agree_exactly_with_the_plain_definitions(text: str) -> None:
     assert (words(text), sentences(text)) == (rules_reference.words(text), rules_reference.sentences(text))
 
 
+@pytest.mark.slow
 def test_code_points_are_classified_like_python() -> None:
     classes = text_classes()
     for code in range(CODE_POINTS):

@@ -221,6 +221,7 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
     run_shuffle("job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS)
 
 
+@pytest.mark.slow
 @for_both_forms
 def test_killed_job_does_not_repeat_committed_work(tmp_path: Path, form: str) -> None:
     process = get_context("spawn").Process(target=kill_at_the_third, args=(form, tmp_path, tmp_path / "calls"))
@@ -328,6 +329,7 @@ def test_form_of_the_shuffle_follows_from_the_runner(tmp_path: Path, fields: dic
     assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
     on_cluster = Context(tmp_path, emit=lambda event: None, runner="dask", address=cluster.address)
     _, sent = run_shuffle("job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS)

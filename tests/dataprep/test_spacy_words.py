@@ -54,6 +54,7 @@ def random_runs(seed: int) -> list[str]:
     return [run for run in runs if run and not any(character.isspace() for character in run)]
 
 
+@pytest.mark.slow
 def test_runs_are_cut_like_spacy() -> None:
     runs = random_runs(20261123)
     tokenizer = spacy.blank("en").tokenizer
@@ -109,6 +110,7 @@ def test_words_have_the_usual_description() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_spacy_loads_without_torch() -> None:
     script = """
 import sys

@@ -136,6 +136,7 @@ def test_file_that_ends_its_reader_is_lost_alone(
     assert damage == {"source": "web", "file": "bad.parquet", "records": 1, "lost": ROWS - 1}
 
 
+@pytest.mark.slow
 def test_table_that_needs_too_much_memory_is_lost_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["x" * (200 << 20)]}), tmp_path / "a.parquet", compression="zstd")
     (tmp_path / "b.parquet").write_bytes(content("parquet"))
