@@ -1,4 +1,4 @@
-"""Generated sources: documents that a model writes from documents, with their lineage through all that asks for it."""
+"""Generated sources: documents that a model writes from documents, with lineage in every command that reports it."""
 
 from __future__ import annotations
 
@@ -45,23 +45,27 @@ prepare:
 """
 
 
-def write(asked: str, before: int) -> Does:
-    """A writer: a text of its own for each prompt, the parent's own text for number 3, nothing and cut ones."""
-    text = asked.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
+def write(prompt: str, earlier_requests: int) -> Does:
+    """A writer: a distinct text for each prompt, the parent's own text for number 3, an empty text for 4 and a
+    truncated one for 5.
+    """
+    text = prompt.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
     if "number 3" in text:
         return text
     if "number 4" in text:
         return "   "
     if "number 5" in text:
         return Ended("It was a dark and")
-    return f"About {text.split()[0]} one may say, the {before + 1}st time: " + " ".join(reversed(text.split()))
+    return f"About {text.split()[0]} one may say, the {earlier_requests + 1}st time: " + " ".join(
+        reversed(text.split())
+    )
 
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setenv("TAUGHT_KEY", "sk-a-key-of-nobody")
-    with Endpoint(write) as serving:
-        yield serving
+    with Endpoint(write) as running_endpoint:
+        yield running_endpoint
 
 
 @pytest.fixture
@@ -70,8 +74,8 @@ def manifest(endpoint: Endpoint, tmp_path: Path) -> Path:
     return written(tmp_path, endpoint)
 
 
-def written(folder: Path, endpoint: Endpoint, more: str = "") -> Path:
-    (folder / "taught.yaml").write_text(MANIFEST.format(url=endpoint.url, more=more))
+def written(folder: Path, endpoint: Endpoint, extra_settings: str = "") -> Path:
+    (folder / "taught.yaml").write_text(MANIFEST.format(url=endpoint.url, more=extra_settings))
     return folder / "taught.yaml"
 
 
@@ -96,25 +100,30 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
 ) -> None:
     session = ran(manifest)
     assert list(session.plan) == ["generate", "ingest", "dedup"]
-    found = documents(session)
-    of_source = {name: [one for one in found if one["source"] == name] for name in ("web", "words", "asked")}
-    parents = {one["id"].hex(): one for one in of_source["web"]}
-    assert len(of_source["words"]) == 16
-    assert len(of_source["asked"]) in range(2, 15)
-    for child in of_source["words"]:
+    all_documents = documents(session)
+    by_source = {
+        name: [document for document in all_documents if document["source"] == name]
+        for name in ("web", "words", "asked")
+    }
+    parents = {document["id"].hex(): document for document in by_source["web"]}
+    assert len(by_source["words"]) == 16
+    assert len(by_source["asked"]) in range(2, 15)
+    for child in by_source["words"]:
         metadata = json.loads(child["metadata"])
         assert (metadata["kind"], metadata["style"], metadata["model"]) == ("generated", "textbook", "writer")
         assert parents[metadata["parents"]]["text"].split()[-1] in child["text"]
 
     inputs = committed_inputs(session, session.plan)
     lineage = read_table(inputs["generate"] / LINEAGE).to_pylist()
-    assert {row["child"] for row in lineage} == {one["id"] for one in found} - {one["id"] for one in of_source["web"]}
-    first = next(one for one in of_source["web"] if one["text"] == TEXTS[0])
-    family = descendants(inputs, [first["id"]])
-    assert sum(one["id"] in family for one in of_source["words"]) == 2
-    told = history(session, first["id"].hex())
-    assert set(told["children"]) == {one.hex() for one in family}
-    child = next(one for one in of_source["words"] if one["id"] in family)
+    assert {row["child"] for row in lineage} == {document["id"] for document in all_documents} - {
+        document["id"] for document in by_source["web"]
+    }
+    first = next(document for document in by_source["web"] if document["text"] == TEXTS[0])
+    descendant_ids = descendants(inputs, [first["id"]])
+    assert sum(document["id"] in descendant_ids for document in by_source["words"]) == 2
+    explained = history(session, first["id"].hex())
+    assert set(explained["children"]) == {document.hex() for document in descendant_ids}
+    child = next(document for document in by_source["words"] if document["id"] in descendant_ids)
     assert history(session, child["id"].hex())["parents"] == [first["id"].hex()]
 
     assert session.manifest.licences == {"web": "CC-BY-4.0", "words": "CC-BY-4.0", "asked": "CC-BY-4.0"}
@@ -129,7 +138,7 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
     assert "Generated documents" in page
     for path in (manifest.parent / "store").rglob("*"):
         assert path.is_dir() or b"sk-a-key-of-nobody" not in path.read_bytes(), path
-    assert endpoint.headers.get("authorization") is None  # of the last source, which names no key
+    assert endpoint.headers.get("authorization") is None  # headers of the last source, which names no key
     assert "sk-a-key" not in capsys.readouterr().out
 
 
@@ -144,22 +153,24 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
     (tmp_path / "join.j2").write_text("Join\n{% for one in others %}{{ one }}\n{% endfor %}\n\nThe text:\n{{ text }}")
     manifest = written(tmp_path, endpoint, f"template: {tmp_path / 'join.j2'}\n      others: 2")
     session = ran(manifest)
-    found = documents(session)
-    known = {one["id"].hex(): one for one in found}
+    all_documents = documents(session)
+    by_id = {document["id"].hex(): document for document in all_documents}
     inputs = committed_inputs(session, session.plan)
     pairs = {(row["parent"].hex(), row["child"].hex()) for row in read_table(inputs["generate"] / LINEAGE).to_pylist()}
-    children = [one for one in found if one["source"] == "words"]
+    children = [document for document in all_documents if document["source"] == "words"]
     assert children
     for child in children:
         metadata = json.loads(child["metadata"])
         parents = metadata["parents"].split()
         assert len(set(parents)) == 3
         assert {(parent, child["id"].hex()) for parent in parents} <= pairs
-        of_parents = {json.loads(known[one]["metadata"])["licence"] for one in parents}
-        assert set(metadata["licence"].split(" and ")) == of_parents
+        parent_licences = {json.loads(by_id[document]["metadata"])["licence"] for document in parents}
+        assert set(metadata["licence"].split(" and ")) == parent_licences
         assert history(session, child["id"].hex())["parents"] == parents
-        assert all(child["id"] in descendants(inputs, [bytes.fromhex(one)]) for one in parents)
-        assert all(forget_answers(tmp_path / "store" / "answers", {one}, remove=False)["answers"] for one in parents)
+        assert all(child["id"] in descendants(inputs, [bytes.fromhex(document)]) for document in parents)
+        assert all(
+            forget_answers(tmp_path / "store" / "answers", {document}, remove=False)["answers"] for document in parents
+        )
 
 
 @pytest.mark.slow
@@ -174,16 +185,18 @@ def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
     manifest: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     written(tmp_path, endpoint, "limit: 4")
-    few = {one["locator"] for one in documents(ran(manifest)) if one["source"] == "words"}
-    number = endpoint.asked.total()
+    first_locators = {document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"}
+    first_requests = endpoint.asked.total()
     written(tmp_path, endpoint, "limit: 6")
-    more = {one["locator"] for one in documents(ran(manifest)) if one["source"] == "words"}
-    assert few < more
-    assert endpoint.asked.total() < 2 * number
+    second_locators = {document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"}
+    assert first_locators < second_locators
+    assert endpoint.asked.total() < 2 * first_requests
     written(tmp_path, endpoint, "limit: 4")
-    before = endpoint.asked.total()
-    assert {one["locator"] for one in documents(ran(manifest)) if one["source"] == "words"} == few
-    assert endpoint.asked.total() == before
+    requests_before = endpoint.asked.total()
+    assert {
+        document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"
+    } == first_locators
+    assert endpoint.asked.total() == requests_before
 
 
 @pytest.mark.slow
@@ -201,25 +214,29 @@ def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_a
     (tmp_path / "web.jsonl").write_text(json.dumps({"text": TEXTS[0]}) + "\n")
 
     def fingerprint(settings: str, rubric: str = "quality") -> str:
-        asked = f"model: {{model: judge, {settings}}}, at_least: 3"
+        judge_settings = f"model: {{model: judge, {settings}}}, at_least: 3"
         steps = (
-            f"{{quality: {{judge: {{{asked}, rubric: {rubric}}}, distil: fasttext}}}}, "
+            f"{{quality: {{judge: {{{judge_settings}, rubric: {rubric}}}, distil: fasttext}}}}, "
             f"{{judge: {{model: {{model: judge, {settings}}}, rubric: {rubric}}}}}"
         )
         manifest = written(tmp_path, endpoint, f"prepare: [{steps}]")
         return open_session(str(manifest), [], str(tmp_path / "store"), until="dedup").plan["generate"].fingerprint
 
-    here = 'endpoint: "http://127.0.0.1:1/v1"'
-    assert fingerprint(here) == fingerprint('endpoint: "http://127.0.0.1:2/v1", concurrency: 2, budget: {requests: 9}')
-    assert fingerprint(here) != fingerprint(f"{here}, temperature: 0.5")
-    assert fingerprint(here) != fingerprint(here, rubric="toxicity")
+    endpoint_setting = 'endpoint: "http://127.0.0.1:1/v1"'
+    assert fingerprint(endpoint_setting) == fingerprint(
+        'endpoint: "http://127.0.0.1:2/v1", concurrency: 2, budget: {requests: 9}'
+    )
+    assert fingerprint(endpoint_setting) != fingerprint(f"{endpoint_setting}, temperature: 0.5")
+    assert fingerprint(endpoint_setting) != fingerprint(endpoint_setting, rubric="toxicity")
 
 
 @pytest.mark.slow
 def test_what_the_endpoint_refuses_is_written_down_and_limited(
     manifest: Path, endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint.behaviour = lambda asked, before: Refuse(400, "too long") if "number 7" in asked else write(asked, before)
+    endpoint.behaviour = lambda prompt, earlier_requests: (
+        Refuse(400, "too long") if "number 7" in prompt else write(prompt, earlier_requests)
+    )
     session = open_session(str(manifest), [], str(tmp_path / "store"), until="dedup")
     assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 1
     assert "2 of 20 records (10.0%) could not be processed" in capsys.readouterr().err
@@ -230,7 +247,7 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("parents: [web]", "parents: [wbe]", "no such source: 'wbe'"),
         ("parents: [web]", "parents: [asked]", "made from each other in a cycle"),
@@ -239,29 +256,29 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
         ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),
     ],
 )
-def test_what_cannot_be_generated_is_said_before_any_work(manifest: Path, old: str, new: str, said: str) -> None:
+def test_what_cannot_be_generated_is_said_before_any_work(manifest: Path, old: str, new: str, message: str) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
-    with pytest.raises(ManifestError, match=said):
+    with pytest.raises(ManifestError, match=message):
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
 
 def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_runs(
     manifest: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Endpoint() as gone:
-        nowhere = gone.url
+    with Endpoint() as closed_endpoint:
+        closed_url = closed_endpoint.url
     monkeypatch.delenv("TAUGHT_KEY")
     manifest.write_text(
         manifest.read_text().replace(
-            f'model: {{endpoint: "{endpoint.url}", model: writer}}', f'model: {{endpoint: "{nowhere}", model: away}}'
+            f'model: {{endpoint: "{endpoint.url}", model: writer}}', f'model: {{endpoint: "{closed_url}", model: away}}'
         )
     )
     store = manifest.parent / "store"
     session = open_session(str(manifest), [], str(store), until="dedup")
     assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 1
-    said = capsys.readouterr().err
-    assert "generate: `api_key_env` of the model writer names $TAUGHT_KEY" in said
-    assert f"generate: no endpoint of the model away answers ({nowhere}: connection refused)" in said
+    error_text = capsys.readouterr().err
+    assert "generate: `api_key_env` of the model writer names $TAUGHT_KEY" in error_text
+    assert f"generate: no endpoint of the model away answers ({closed_url}: connection refused)" in error_text
     assert not list(store.rglob("stage.json"))
     assert not endpoint.asked
 
@@ -284,7 +301,7 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
     from gristmill.dataprep.llm.prompt_templates import shipped
     from gristmill.mixtures import evaluation
 
-    known = {
+    variables = {
         "generate": generated_documents.GIVEN,
         "judge": judge.GIVEN,
         "compare": judge_pairs.GIVEN,
@@ -295,8 +312,8 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
         "new": new_prompts.GIVEN,
     }[name.removesuffix(".j2").partition("-")[0]]
     template = shipped(name.removesuffix(".j2"))
-    template.check(known)
-    shown = {
+    template.check(variables)
+    values = {
         "text": "THE TEXT",
         "prompt": "THE TEXT",
         "persona": "a smith",
@@ -304,6 +321,8 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
         "shown": ["THE TEXT"],
         "principle": "Be kind.",
     }
-    filled = template.fill(dict.fromkeys(known, "") | {key: value for key, value in shown.items() if key in known})
-    assert "THE TEXT" in filled
-    assert os.linesep * 3 not in filled
+    filled_text = template.fill(
+        dict.fromkeys(variables, "") | {key: value for key, value in values.items() if key in variables}
+    )
+    assert "THE TEXT" in filled_text
+    assert os.linesep * 3 not in filled_text

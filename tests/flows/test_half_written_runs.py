@@ -1,4 +1,4 @@
-"""What a killed run has left half-written goes when the next one begins; that of a living run stays."""
+"""A new run removes half-written records of killed runs, but not those of running ones."""
 
 from __future__ import annotations
 

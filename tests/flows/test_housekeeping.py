@@ -1,4 +1,4 @@
-"""Garbage is what no recent run names; damage is found by checksum, withdrawn, and made again."""
+"""gc removes outputs that no recent run names; verify finds damage by checksum, and repair makes the file again."""
 
 from __future__ import annotations
 

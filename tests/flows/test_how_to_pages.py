@@ -1,4 +1,4 @@
-"""Every command of the how-to pages runs in a copy of their project and prints what the page says: `make test-docs`."""
+"""Every command of the how-to pages runs in a copy of their project and prints the page's output: `make test-docs`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.test_architecture import ROOT
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
 NOTHING_TO_RUN = {"kubernetes.md", "prefect.md"}
-"""A cluster, and a server that stays: tests/flows/test_deploy_files.py and test_serving.py hold what they say."""
+"""Pages that need a cluster or a permanent server; tests/flows/test_deploy_files.py and test_serving.py check them."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the first page after its commands: a run of everything, whose outputs all pages reuse."""
+    """The folder of the first page after its commands: a complete run, whose outputs all pages reuse."""
     folder = tmp_path_factory.mktemp("project")
     assert run_page(HOW_TO / "README.md", folder) == 2
     return folder
@@ -35,7 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def what_the_page_needs(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A cluster of Dask, a server with a bucket, or a sandbox, for the pages that say how to use one."""
+    """Start a Dask cluster or a server with a bucket, or check the sandbox, for pages that need it."""
     if page.name == "s3.md":
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
@@ -68,7 +68,7 @@ def what_the_page_needs(
 @pytest.mark.usefixtures("what_the_page_needs")
 def test_what_the_page_says_happens(page: Path, project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mill"
-    shutil.copytree(project, folder)  # with the times of its files, by which they are recognised
+    shutil.copytree(project, folder)  # copies modification times, which identify the files
     if page.name == "dask.md":
         shutil.copy(tmp_path / "cluster" / "scheduler.json", folder)
     assert run_page(page, folder) >= 1
@@ -81,18 +81,22 @@ FORMATS = ROOT / "docs" / "reference" / "file-formats.md"
 @pytest.mark.timeout(900)
 def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Path) -> None:
     assert run_page(FORMATS, project) == 1
-    named = [re.sub(r"\d{5,}|SOURCE", "*", one) for one in re.findall(r"`([^`\n]+)`", FORMATS.read_text())]
-    known = {one.removeprefix("data/") for one in named}
+    documented_names = [
+        re.sub(r"\d{5,}|SOURCE", "*", pattern) for pattern in re.findall(r"`([^`\n]+)`", FORMATS.read_text())
+    ]
+    patterns = {pattern.removeprefix("data/") for pattern in documented_names}
     store, unknown = project / "gristmill-store", []
     for stage in ("ingest", "filter", "dedup", "tokenizer", "tokenize", "mix", "pretrain"):
         (output,) = (path for path in (store / stage).iterdir() if path.name.startswith("mill--"))
         for path in output.rglob("*"):
             name = str(path.relative_to(output)).removeprefix("data/")
-            above = {f"{folder}/" for folder in Path(name).parents}
+            parent_folders = {f"{folder}/" for folder in Path(name).parents}
             if (
                 path.is_file()
-                and not above & known
-                and not any(fnmatch.fnmatch(name, one) or fnmatch.fnmatch(Path(name).name, one) for one in known)
+                and not parent_folders & patterns
+                and not any(
+                    fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(Path(name).name, pattern) for pattern in patterns
+                )
             ):
                 unknown.append(f"{stage}: {name}")
     assert unknown == []
@@ -101,9 +105,9 @@ def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Pa
 @pytest.mark.parametrize("page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem)
 def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> None:
     text = page.read_text()
-    assert [block["text"] for block in MARKED.finditer(text)] == [held for _, held in BLOCK.findall(text)]
-    marked = [block["mark"] for block in MARKED.finditer(text)]
-    assert (page.name in NOTHING_TO_RUN) == (not any(mark.startswith("run") for mark in marked))
+    assert [block["text"] for block in MARKED.finditer(text)] == [block_text for _, block_text in BLOCK.findall(text)]
+    marks = [block["mark"] for block in MARKED.finditer(text)]
+    assert (page.name in NOTHING_TO_RUN) == (not any(mark.startswith("run") for mark in marks))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> No
     ],
 )
 def test_a_search_for_the_words_of_a_question_finds_its_page(words: str, page: str) -> None:
-    """The site's search ranks words in titles first; a page's question stands right below its title."""
+    """The site's search ranks words in titles first; a page's question is right below its title."""
     openings = {path.name: "\n".join(path.read_text().split("\n\n")[:2]).lower() for path in PAGES}
     assert page in {name for name, text in openings.items() if all(word in text for word in words.split())}
 

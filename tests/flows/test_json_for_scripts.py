@@ -1,4 +1,4 @@
-"""What `--json` prints is JSON alone, whatever is found."""
+"""`--json` prints only JSON, even for empty results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ladders: a planted law is found again, runs follow from the dial, and the target is predicted and then compared."""
+"""Ladders: a planted law is recovered, the dial derives the runs, and the target is predicted and then compared."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ SIZES, RATIOS = (1e6, 3e6, 1e7), (5, 20, 60)
 
 def trainings(law: ScalingLaw, noise: float = 0.0, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
     pairs = [(size, size * ratio) for size in SIZES for ratio in RATIOS]
-    drawn = np.random.default_rng(seed).standard_normal(len(pairs))
+    noise_samples = np.random.default_rng(seed).standard_normal(len(pairs))
     return (
         [n for n, _ in pairs],
         [d for _, d in pairs],
-        [law(n, d) * (1 + noise * one) for (n, d), one in zip(pairs, drawn, strict=True)],
+        [law(n, d) * (1 + noise * sample) for (n, d), sample in zip(pairs, noise_samples, strict=True)],
     )
 
 
 @pytest.mark.parametrize("law", [CHINCHILLA, ScalingLaw(0.8, 12.0, 0.15, 3000.0, 0.5)])
 def test_a_planted_law_is_found_again(law: ScalingLaw) -> None:
-    found = fit_scaling_law(*trainings(law))
+    fitted = fit_scaling_law(*trainings(law))
     for name in ("floor", "alpha", "beta"):
-        assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-3)
+        assert getattr(fitted, name) == pytest.approx(getattr(law, name), rel=1e-3)
     for name in ("a", "b"):
-        assert getattr(found, name) == pytest.approx(getattr(law, name), rel=1e-2)
-    assert found(1e9, 2e10) == pytest.approx(law(1e9, 2e10), rel=1e-4)
+        assert getattr(fitted, name) == pytest.approx(getattr(law, name), rel=1e-2)
+    assert fitted(1e9, 2e10) == pytest.approx(law(1e9, 2e10), rel=1e-4)
 
 
 def test_one_bad_training_does_not_bend_the_law() -> None:
@@ -51,13 +51,13 @@ def test_one_bad_training_does_not_bend_the_law() -> None:
 def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     n, d, losses = trainings(CHINCHILLA, noise=0.002, seed=3)
     law = fit_scaling_law(n, d, losses)
-    without = left_out(law, n, d, losses)
-    assert len(without) == 9
-    predicted = jackknife(law, without, lambda one: one(3e7, 6e8))
+    leave_one_out = left_out(law, n, d, losses)
+    assert len(leave_one_out) == 9
+    predicted = jackknife(law, leave_one_out, lambda fitted: fitted(3e7, 6e8))
     assert predicted.low < CHINCHILLA(3e7, 6e8) < predicted.high
     assert predicted.high - predicted.low < 0.3
-    numbers = described(law, without)
-    assert all(one["low"] <= one["value"] <= one["high"] for one in numbers.values())
+    numbers = described(law, leave_one_out)
+    assert all(estimate["low"] <= estimate["value"] <= estimate["high"] for estimate in numbers.values())
     assert numbers["a"]["value"] == pytest.approx(law.a)
 
 
@@ -65,9 +65,9 @@ def test_the_best_size_for_some_arithmetic_has_the_least_loss() -> None:
     flops = 1e19
     best = CHINCHILLA.best_parameters(flops)
     assert best is not None
-    least = CHINCHILLA(best, flops / 6 / best)
-    for other in (best / 1.1, best * 1.1):
-        assert CHINCHILLA(other, flops / 6 / other) > least
+    least_loss = CHINCHILLA(best, flops / 6 / best)
+    for parameters in (best / 1.1, best * 1.1):
+        assert CHINCHILLA(parameters, flops / 6 / parameters) > least_loss
     assert ScalingLaw(1.0, 2.0, 1e-9, 3.0, 0.3).best_parameters(flops) is None
 
 
@@ -101,7 +101,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("manifest")
 def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every training has the loss that a law gives it; the target, once it is trained, a hundredth more."""
+    """Every training has the loss of a planted law; the trained target has one percent more."""
     law, trained = ScalingLaw(2.0, 30.0, 0.3, 20.0, 0.25), []
 
     def train(rung: Rung, observer: Observer) -> float:
@@ -113,26 +113,27 @@ def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: p
 
     monkeypatch.setattr(ladder, "train_rung", train)
     options = ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06,0.2", "--json")
-    done = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store", "store"])
-    found = json.loads(done.stdout)  # and nothing else: how it goes is on the other stream
-    assert [line for line in done.stderr.splitlines() if line.startswith("training")] == [
-        f"training {number} of 6: {one['name']}" for number, one in enumerate(found["rungs"], start=1)
+    outcome = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store", "store"])
+    report = json.loads(outcome.stdout)  # stdout is only JSON: progress goes to stderr
+    assert [line for line in outcome.stderr.splitlines() if line.startswith("training")] == [
+        f"training {number} of 6: {rung_row['name']}" for number, rung_row in enumerate(report["rungs"], start=1)
     ]
-    assert trained == [(one["parameters"], one["tokens"]) for one in found["rungs"]]
-    assert [one["parameters"] for one in found["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
-    for one, ratio in zip(found["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
-        assert one["tokens"] == pytest.approx(ratio * one["parameters"], rel=0.35)  # whole steps of whole batches
-    target = found["target"]
+    assert trained == [(rung_row["parameters"], rung_row["tokens"]) for rung_row in report["rungs"]]
+    assert [rung_row["parameters"] for rung_row in report["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
+    for rung_row, ratio in zip(report["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
+        # rounded to whole steps of whole batches
+        assert rung_row["tokens"] == pytest.approx(ratio * rung_row["parameters"], rel=0.35)
+    target = report["target"]
     assert target["measured"] is None
     assert target["predicted"]["value"] == pytest.approx(law(target["parameters"], target["tokens"]), rel=1e-3)
     monkeypatch.setattr(ladder, "measured_loss", lambda rung: 1.01 * law(rung.parameters, rung.tokens))
-    told = asked(*options[:-1])
-    assert "off by -0.99%" in " ".join(told.split())
-    assert "the target reads its set of 100,000 tokens more than once" in " ".join(told.split())
+    output = asked(*options[:-1])
+    assert "off by -0.99%" in " ".join(output.split())
+    assert "the target reads its set of 100,000 tokens more than once" in " ".join(output.split())
     page = Path("m-ladder.html").read_text()
     assert "<svg" in page
     assert page.count(" x 0.06") == 2
-    assert "make no difference" not in told
+    assert "make no difference" not in output
 
 
 def depth_weights(depth: int) -> int:

@@ -1,4 +1,4 @@
-"""Rules and thresholds of languages in a whole manifest: what is refused beforehand, and what questions say of them."""
+"""Rules and thresholds by language in a whole manifest: rejections before any work, and answers of `explain`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ prepare:
 
 
 def write_model(path: Path, labels: list[str]) -> None:
-    """The head of a fastText model: its arguments, words and labels."""
+    """Write the head of a fastText model: its arguments, words and labels."""
     entries = [("word", 0), ("__lab", 0), *((f"__label__{label}", 1) for label in labels)]
     settings = (*range(6), 3, 3, *range(8, 12), 0.1)
     head = struct.pack("<2i12id3i2q", 793_712_314, 12, *settings, len(entries), 2, len(labels), 9, -1)
@@ -37,7 +37,7 @@ def write_model(path: Path, labels: list[str]) -> None:
 
 
 def problems(folder: Path, langid: str, by_language: str) -> list[str]:
-    """What opening the manifest for a run says is wrong."""
+    """Return the errors of opening the manifest for a run."""
     (folder / "web.jsonl").write_text('{"text": "a page"}\n')
     (folder / "m.yaml").write_text(MANIFEST.format(langid=langid, by_language=by_language))
     try:
@@ -57,7 +57,7 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("langid", "by_language", "found"),
+    ("langid", "by_language", "sentences"),
     [
         ("{keep: [de, en]}", "{de: {gopher_quality: {min_words: 9}}}", []),
         ("{keep: [de, en]}", "{fr: {}}", ["langid keeps only de, en, so no document in fr reaches this step"]),
@@ -79,12 +79,12 @@ def test_labels_are_read_from_the_head_of_a_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_language_that_no_document_can_have_is_refused_before_any_work(
-    langid: str, by_language: str, found: list[str], tmp_path: Path
+    langid: str, by_language: str, sentences: list[str], tmp_path: Path
 ) -> None:
     write_model(tmp_path / "glotlid.bin", ["deu_Latn", "zho_Hans"])
-    said = problems(tmp_path, langid, by_language)
-    assert len(said) == len(found), said
-    for problem, sentence in zip(said, found, strict=True):
+    messages = problems(tmp_path, langid, by_language)
+    assert len(messages) == len(sentences), messages
+    for problem, sentence in zip(messages, sentences, strict=True):
         assert sentence in problem
         assert problem.startswith(("prepare[0].langid.keep", "prepare[1].filter.by_language."))
 
@@ -104,17 +104,17 @@ model: {{path: model}}
     - filter: {{by_language: {{de: {{}}, fr: {{}}, deu: {{}}}}}}
 """
     (tmp_path / "m.yaml").write_text(manifest)
-    with pytest.raises(ManifestError) as refused:
+    with pytest.raises(ManifestError) as error:
         open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
-    found = {
+    messages = {
         problem.key: problem.message
-        for problem in refused.value.problems
+        for problem in error.value.problems
         if "langid" in str(problem.key) or "filter" in str(problem.key)
     }
-    assert "'xq' is not a language of lid.176" in found[f"{section}.prepare[0].langid.keep"]
-    assert "no document in fr reaches this step" in found[f"{section}.prepare[1].filter.by_language.fr"]
-    assert "did you mean 'de'" in found[f"{section}.prepare[1].filter.by_language.deu"]
-    assert len(found) == 3
+    assert "'xq' is not a language of lid.176" in messages[f"{section}.prepare[0].langid.keep"]
+    assert "no document in fr reaches this step" in messages[f"{section}.prepare[1].filter.by_language.fr"]
+    assert "did you mean 'de'" in messages[f"{section}.prepare[1].filter.by_language.deu"]
+    assert len(messages) == 3
 
 
 @pytest.mark.parametrize("place", ["prepare", "sft"])

@@ -1,4 +1,4 @@
-"""The manifest and the commands of docs/languages.md run, on texts in its three languages."""
+"""The manifest and commands of docs/languages.md run on texts in its three languages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.flows.doc_pages import BLOCK, run_command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"
 MODEL = PAGE.parents[2] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")]
 TEXTS = {
     "en": [
         "The river ran past the old mill all day.",
@@ -45,7 +45,7 @@ TEXTS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with documents in four languages, of which one is not wanted."""
+    """A folder with documents in four languages, one of them unwanted."""
     (tmp_path / "data").mkdir()
     rows = [
         {"text": " ".join(texts).format(n=7 * number), "url": f"https://{code}/{number}"}
@@ -66,12 +66,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_says_what_happens(folder: Path) -> None:
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for kind, text in BLOCK.findall(PAGE.read_text()):
         if kind == "yaml":
             (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
         elif kind == "bash":
-            said |= {line: run_command(line, 80) for line in text.splitlines()}
+            outputs |= {line: run_command(line, 80) for line in text.splitlines()}
     (table,) = (folder / "gristmill-store" / "filter").glob("*/data/part-*.parquet")
     rows = pq.read_table(table).to_pylist()
     assert {row["rules_language"] for row in rows} == {"general", "de", "fr", None}
@@ -80,7 +80,9 @@ def test_the_page_says_what_happens(folder: Path) -> None:
     why = run_command("gristmill explain several.yaml " + rows[-1]["id"].hex(), 80)
     assert "dropped: de/gopher_quality/max_mean_word_length" in why
     assert "threshold 12" in why
-    scores, lengths = (next(text for line, text in said.items() if key in line) for key in ("langid.keep", "max_mean"))
+    scores, lengths = (
+        next(text for line, text in outputs.items() if key in line) for key in ("langid.keep", "max_mean")
+    )
     assert "langid.keep.de" in scores
     assert "max_mean_word_length (de)" in lengths
     (report,) = (folder / "gristmill-store").rglob("report.html")

@@ -1,4 +1,4 @@
-"""A run from a terminal goes on where Prefect cannot: the window may stay dark, the work is done."""
+"""Runs from a terminal, with and without Prefect's engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gristmill.flows.running import launch
 
 @pytest.fixture
 def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How every run that was made without Prefect's engine is shown."""
+    """The last stage of every run that was made without Prefect's engine."""
     runs: list[str] = []
 
     def run(session: Any, stages: list[str], force: Any, observer: Any, server: Any = None) -> Any:
@@ -54,23 +54,26 @@ def start(
     return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
 
 
-@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN])
+@pytest.mark.parametrize("inherited_handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignore_them(
-    before: Any, untracked: list[str], monkeypatch: pytest.MonkeyPatch
+    inherited_handler: Any, untracked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[Any] = []
+    handlers: list[Any] = []
     monkeypatch.setattr(
         launch,
         "run_untracked",
-        lambda *told, **more: (heard.append(signal.getsignal(signal.SIGINT)), SimpleNamespace(folder=Path("run")))[1],
+        lambda *arguments, **options: (
+            handlers.append(signal.getsignal(signal.SIGINT)),
+            SimpleNamespace(folder=Path("run")),
+        )[1],
     )
-    own = signal.signal(signal.SIGINT, before)
+    original_handler = signal.signal(signal.SIGINT, inherited_handler)
     try:
         assert start(monkeypatch, False, AssertionError("Prefect was asked")) == 0
-        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(signal.SIGINT) is inherited_handler
     finally:
-        signal.signal(signal.SIGINT, own)
-    assert heard == [signal.SIG_IGN if before is signal.SIG_IGN else launch.interrupt]
+        signal.signal(signal.SIGINT, original_handler)
+    assert handlers == [signal.SIG_IGN if inherited_handler is signal.SIG_IGN else launch.interrupt]
 
 
 def test_every_error_of_the_flow_is_raised(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

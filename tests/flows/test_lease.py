@@ -1,4 +1,4 @@
-"""One writer at a time: a dead owner is followed at once, a living one is waited for, a paused one cannot commit."""
+"""One writer at a time: a dead owner is replaced at once, a living one is waited for, a paused one cannot commit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def take(folder: Path) -> Lease:
 
 def dead_process() -> dict[str, Any]:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    seen = identity(child.pid)
+    process_identity = identity(child.pid)
     child.kill()
     child.wait()
-    return seen
+    return process_identity
 
 
 def test_leases_are_numbered_and_a_released_one_is_followed_by_the_next(tmp_path: Path) -> None:
@@ -51,14 +51,14 @@ def test_a_number_that_the_system_gave_to_another_process_does_not_keep_a_lease_
 def test_a_living_owner_is_waited_for_until_its_output_is_there(tmp_path: Path) -> None:
     take(tmp_path)
     waited_for: list[dict[str, Any]] = []
-    asked = 0
+    call_count = 0
 
-    def wanted() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked < 3
+    def is_wanted() -> bool:
+        nonlocal call_count
+        call_count += 1
+        return call_count < 3
 
-    assert acquire(tmp_path, waited_for.append, wanted) is None
+    assert acquire(tmp_path, waited_for.append, is_wanted) is None
     assert [owner["pid"] for owner in waited_for] == [os.getpid()]
 
 
@@ -105,7 +105,7 @@ sys.stdin.read()
 
 
 def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
-    """A process that owns a lease, in PID and mount namespaces of its own; None where the machine permits none."""
+    """Start a lease owner in separate PID and mount namespaces; None if the machine does not permit them."""
     if shutil.which("unshare") is None:
         return None
     owner = subprocess.Popen(
@@ -123,10 +123,12 @@ def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
 
 @pytest.fixture
 def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Gives lease 1 of the folder to a living process of another container of this machine; returns how to end it."""
+    """Give lease 1 of the folder to a living process of another container of this machine; returns a function that ends
+    it.
+    """
     folder = tmp_path / "lease"
     owner = in_another_namespace(folder)
-    if owner is None:  # what it would have written
+    if owner is None:  # the record that it would have written
         write_json(folder / "1.json", {**identity(os.getpid()), "pids": "pid:[1]", "pid": 2**22 + 1, "ticks": 7})
     yield lambda: None if owner is None else owner.kill()
     if owner is not None:
@@ -137,20 +139,20 @@ def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
 def test_a_living_owner_in_another_container_is_not_taken_for_dead(
     tmp_path: Path, owned_elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its host has our name, and in our table its number is another process, or none."""
+    """Its host has our name, and its process number is another process or absent in our table."""
     folder = tmp_path / "lease"
     owner = read_json(folder / "1.json")
     assert (owner["host"], owner["boot"]) == (identity(1)["host"], identity(1)["boot"])
-    waited_for, asked = list[dict[str, Any]](), iter([True, True, False])
+    waited_for, wanted_answers = list[dict[str, Any]](), iter([True, True, False])
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
-    assert acquire(folder, waited_for.append, lambda: next(asked)) is None
+    assert acquire(folder, waited_for.append, lambda: next(wanted_answers)) is None
     assert waited_for == [owner]
     assert running_owner(folder) == owner
     assert not is_gone(owner)
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
-    taken = acquire(folder, waited_for.append, lambda: True)
-    assert taken is not None
-    assert taken.number == 2, "it sends no heartbeat, by which alone it is judged"
+    new_lease = acquire(folder, waited_for.append, lambda: True)
+    assert new_lease is not None
+    assert new_lease.number == 2, "it is judged only by its heartbeat, which it does not send"
 
 
 def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
@@ -162,18 +164,18 @@ def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
     monkeypatch.setattr(leases.time, "monotonic", lambda: next(clock))
     beats = iter(range(6))
 
-    def wanted() -> bool:
+    def is_wanted() -> bool:
         if (beat := next(beats, None)) is not None:
             write_json(tmp_path / "1.beat.json", {"beats": beat})
         return beat is not None
 
-    assert acquire(tmp_path, lambda owner: None, wanted) is None
+    assert acquire(tmp_path, lambda owner: None, is_wanted) is None
 
 
 def test_a_time_in_which_nobody_could_look_is_no_silence_of_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process was paused, or the store was away: then its owner could not show that it lives either."""
+    """This process was paused or the store was unreachable: then its owner could not prove that it lives either."""
     write_json(tmp_path / "1.json", {**dead_process(), "boot": "of another machine"})
     write_json(tmp_path / "1.beat.json", {"beats": 1})
     now = [0.0]

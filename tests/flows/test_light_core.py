@@ -1,4 +1,4 @@
-"""What `pip install gristmill` alone installs prepares, tokenises and mixes; what needs more names the extra."""
+"""`pip install gristmill` alone prepares, tokenizes and mixes; every feature that needs more names its extra."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ prepare:
 
 @pytest.fixture
 def light(tmp_path: Path) -> Path:
-    """A folder from which Python, in every process, finds none of what the extras bring."""
+    """A folder whose Python processes find no library of the extras."""
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKING.format(set(EXTRA_OF)))
     (tmp_path / "light.yaml").write_text(MANIFEST)
@@ -84,55 +84,57 @@ def test_a_source_whose_urls_nothing_here_opens_names_the_extra(
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(one).name) for one in requirements}
+    return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
 
 
 def required_by(requirements: list[str]) -> set[str]:
-    """What is installed with some requirements, theirs included, as it is imported."""
-    waiting, found = [Requirement(one) for one in requirements], set[str]()
-    while waiting:
-        one = waiting.pop()
+    """Return the import names of requirements and their dependencies."""
+    queue, distributions = [Requirement(requirement) for requirement in requirements], set[str]()
+    while queue:
+        requirement = queue.pop()
 
-        def wanted(inner, extras=(*one.extras, "")):
-            return inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras)
+        def applies(dependency, extras=(*requirement.extras, "")):
+            return dependency.marker is None or any(dependency.marker.evaluate({"extra": extra}) for extra in extras)
 
-        name = canonicalize_name(one.name)
-        if name not in found:
-            found.add(name)
-            waiting += filter(wanted, map(Requirement, requires(name) or ()))
+        name = canonicalize_name(requirement.name)
+        if name not in distributions:
+            distributions.add(name)
+            queue += filter(applies, map(Requirement, requires(name) or ()))
     return {
-        module for module, owners in packages_distributions().items() if found & set(map(canonicalize_name, owners))
+        module
+        for module, owners in packages_distributions().items()
+        if distributions & set(map(canonicalize_name, owners))
     }
 
 
 def imported() -> dict[str, set[str]]:
-    """Every library that the product imports, wherever in a file -> the files."""
-    found: dict[str, set[str]] = {}
+    """Return every library that the product imports, with the files that import it."""
+    files_by_library: dict[str, set[str]] = {}
     for file in (file for layer in LAYERS for file in (ROOT / layer).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             modules = (
-                [one.name for one in node.names]
+                [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
                 else [node.module or ""]
                 if isinstance(node, ast.ImportFrom)
                 else []
             )
             for library in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
-                found.setdefault(library, set()).add(str(file.relative_to(ROOT)))
-    return found
+                files_by_library.setdefault(library, set()).add(str(file.relative_to(ROOT)))
+    return files_by_library
 
 
 def test_the_core_requires_none_of_what_an_extra_brings() -> None:
-    offered = PROJECT["optional-dependencies"]
-    brought = {canonicalize_name(library) for library in EXTRA_OF} | {"mlflow-skinny"}
-    assert names(PROJECT["dependencies"]) & brought == set()
+    extras = PROJECT["optional-dependencies"]
+    extra_libraries = {canonicalize_name(library) for library in EXTRA_OF} | {"mlflow-skinny"}
+    assert names(PROJECT["dependencies"]) & extra_libraries == set()
     for library, extra in EXTRA_OF.items():
-        assert {canonicalize_name(library), f"{library}-skinny"} & names(offered[extra]), library
+        assert {canonicalize_name(library), f"{library}-skinny"} & names(extras[extra]), library
 
 
 @pytest.mark.slow
 def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> None:
-    """What others say in words of their own, where they import it, is listed here."""
+    """`others` lists libraries whose importers have messages of their own."""
     others = {
         "IPython": "a notebook's own",
         "aiobotocore": "s3",
@@ -150,30 +152,30 @@ def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_
     }
     core = required_by(PROJECT["dependencies"])
     assert {"numpy", "apache_beam", "lxml", "yaml"} <= core
-    left = {
+    unlisted = {
         library: files
         for library, files in imported().items()
         if library not in core | {"gristmill"} and library not in EXTRA_OF
     }
-    assert left.keys() - others.keys() == set(), left
-    assert others.keys() - left.keys() == set()
+    assert unlisted.keys() - others.keys() == set(), unlisted
+    assert others.keys() - unlisted.keys() == set()
 
 
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
-    places = [
+    paths = [
         path
         for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "docs")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md", ".yaml")
     ]
-    named = {
+    named_extras = {
         name
-        for path in places
+        for path in paths
         for names in re.findall(r"gristmill\[([a-z0-9,]+)\]", path.read_text())
         for name in names.split(",")
     }
-    assert named >= {"train", "ui", "engines", "fasttext"}
-    assert named - PROJECT["optional-dependencies"].keys() == set()
+    assert named_extras >= {"train", "ui", "engines", "fasttext"}
+    assert named_extras - PROJECT["optional-dependencies"].keys() == set()
 
 
 def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,9 +193,9 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
         "    except ImportError as error:\n        found.append((name, error.name))\n"
         "print(json.dumps(found))"
     )
-    shown = done(light, "-c", code)
-    assert shown.returncode == 0, shown.stderr
-    failing = dict(json.loads(shown.stdout))
+    process = done(light, "-c", code)
+    assert process.returncode == 0, process.stderr
+    failing = dict(json.loads(process.stdout))
     assert set(failing) == {name for name, stage in STAGES.items() if stage.needs_torch}
     assert set(failing.values()) == {"torch"}
 
@@ -222,15 +224,15 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
 def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
     command: str, sentence: str, light: Path
 ) -> None:
-    shown = gristmill(light, *command.split())
-    assert shown.returncode != 0
-    assert sentence in shown.stdout + shown.stderr
-    assert len((shown.stdout + shown.stderr).strip().splitlines()) == 1
-    assert "Traceback" not in shown.stderr
+    process = gristmill(light, *command.split())
+    assert process.returncode != 0
+    assert sentence in process.stdout + process.stderr
+    assert len((process.stdout + process.stderr).strip().splitlines()) == 1
+    assert "Traceback" not in process.stderr
 
 
 def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """What a run of the demo with some settings says, where only some of what extras bring is installed."""
+    """Return the error of a run of the demo with some settings, if only some libraries of the extras are installed."""
     monkeypatch.setattr(missing_libraries, "is_installed", lambda library: library in present)
     session = open_session("demo", settings, str(tmp_path / "store"))
     with pytest.raises(gristmill_package.MissingLibraryError) as raised:
@@ -297,14 +299,14 @@ def test_what_settings_need_is_said_before_any_work(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Path) -> None:
-    ran = gristmill(light, "run", "light.yaml", "--until", "mix")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Mixture" in ran.stdout
+    run_process = gristmill(light, "run", "light.yaml", "--until", "mix")
+    assert run_process.returncode == 0, run_process.stdout + run_process.stderr
+    assert "Mixture" in run_process.stdout
     for command in (
         ["export-documents", "light.yaml", "--format", "jsonl", "--out", "documents"],
         ["export-tokens", "light.yaml", "--format", "llmc", "--out", "tokens"],
         ["report", "light.yaml"],
         ["plan", "light.yaml"],
     ):
-        shown = gristmill(light, *command)
-        assert shown.returncode == 0, shown.stdout + shown.stderr
+        process = gristmill(light, *command)
+        assert process.returncode == 0, process.stdout + process.stderr

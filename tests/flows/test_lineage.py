@@ -1,4 +1,4 @@
-"""What was written from a document is known to trace, takedown, decontamination and the report; one run shows it."""
+"""Lineage of generated documents in trace, takedown, decontamination and the report, on one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.chat_endpoint import Endpoint
 pytestmark = pytest.mark.slow
 
 EXAM = "which of the four rivers that leave the garden is said to wind through the land of gold and onyx"
-"""An item of an evaluation, which the model writes about the document number 2."""
+"""An evaluation item, which the model writes into the texts about document 2."""
 THINGS = ("stone", "water", "bread", "lamp", "road")
 TEXTS = [" ".join(f"{name}{number}" for name in THINGS) * 3 for number in range(12)]
 MANIFEST = """
@@ -48,12 +48,12 @@ pretrain: {{model: {{layers: 1, width: 16, heads: 2}}, steps: 4, global_batch_si
 """
 
 
-def write(asked: str, before: int) -> str:
-    """A text of words of its own for every prompt; of the number 2 with an item of the evaluation in it."""
-    text = asked.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
-    about = text.split()[0].removeprefix("of:")
-    exam = f" {EXAM}" if about == "stone2" else ""
-    return f"of:{about} " + " ".join(f"{word}-{before}" for word in reversed(text.split()[1:9])) + exam
+def write(prompt: str, earlier_requests: int) -> str:
+    """Return a distinct text for every prompt; the one about document 2 contains an evaluation item."""
+    text = prompt.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
+    subject = text.split()[0].removeprefix("of:")
+    exam_text = f" {EXAM}" if subject == "stone2" else ""
+    return f"of:{subject} " + " ".join(f"{word}-{earlier_requests}" for word in reversed(text.split()[1:9])) + exam_text
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Ran:
     """A finished mixture.
 
     Attributes:
-        manifest: its file.
-        of_web: number of the text -> id of the document.
-        children, grandchildren: number of the text -> ids of those that were written from it, and from these.
+        manifest: path of its manifest.
+        of_web: number of the text -> document id.
+        children, grandchildren: number of the text -> ids of documents written from it, and from its children.
     """
 
     session: Session
@@ -73,11 +73,11 @@ class Ran:
     grandchildren: dict[int, list[str]]
 
     def call(self, *words: str) -> str:
-        done = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(
+        outcome = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(
             app, [words[0], str(self.manifest), *words[1:], "--store", str(self.manifest.parent / "store")]
         )
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        assert outcome.exit_code == 0, outcome.output
+        return outcome.stdout
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         for shard in shard_names(inputs["ingest"])
         for row in read_documents({"ingest": inputs["ingest"]}, shard).to_pylist()
     ]
-    of = {
+    numbered_ids = {
         name: [
             (int(row["text"].split()[0].removeprefix("of:").removeprefix("stone")), row["id"].hex())
             for row in rows
@@ -103,15 +103,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         ]
         for name in ("web", "words", "asked")
     }
-    family = [
-        {number: sorted(one for whose, one in of[name] if whose == number) for number in range(len(TEXTS))}
+    generations = [
+        {
+            number: sorted(document_id for parent_number, document_id in numbered_ids[name] if parent_number == number)
+            for number in range(len(TEXTS))
+        }
         for name in ("words", "asked")
     ]
     return Ran(
         open_session(str(folder / "family.yaml"), [], str(folder / "store")),
         folder / "family.yaml",
-        dict(of["web"]),
-        *family,
+        dict(numbered_ids["web"]),
+        *generations,
     )
 
 
@@ -124,65 +127,65 @@ def judged(ran: Ran, stage: str) -> dict[str, str | None]:
 
 
 def test_trace_names_parents_and_children_whole_and_in_short(ran: Ran) -> None:
-    family = sorted([*ran.children[5], *ran.grandchildren[5]])
+    family_ids = sorted([*ran.children[5], *ran.grandchildren[5]])
     assert (len(ran.children[5]), len(ran.grandchildren[5])) == (2, 2)
-    assert json.loads(ran.call("trace", "--document", ran.of_web[5], "--json"))["children"] == family
-    found = json.loads(ran.call("trace", "--document", ran.children[5][0], "--json"))
-    assert found["parents"] == [ran.of_web[5]]
-    assert len(found["children"]) == 1
+    assert json.loads(ran.call("trace", "--document", ran.of_web[5], "--json"))["children"] == family_ids
+    traced = json.loads(ran.call("trace", "--document", ran.children[5][0], "--json"))
+    assert traced["parents"] == [ran.of_web[5]]
+    assert len(traced["children"]) == 1
     printed = ran.call("trace", "--document", ran.children[5][0])
     assert max(map(len, printed.splitlines())) <= 80
     lines = dict(line.split(maxsplit=1) for line in printed.splitlines() if line.startswith(("parents", "children")))
     assert lines["parents"].strip() == ran.of_web[5]
-    assert lines["children"].strip() == found["children"][0]
+    assert lines["children"].strip() == traced["children"][0]
 
 
 def test_an_item_of_an_evaluation_in_a_generated_text_is_found_like_in_any_other(ran: Ran) -> None:
     reasons = judged(ran, "decontaminate")
     tainted = {*ran.children[2], *ran.grandchildren[2]}
-    assert {one for one, reason in reasons.items() if reason is not None} == tainted
+    assert {document_id for document_id, reason in reasons.items() if reason is not None} == tainted
     assert len(tainted) == 4
-    assert {reasons[one] for one in tainted} == {"decontaminate/max_contamination"}
+    assert {reasons[document_id] for document_id in tainted} == {"decontaminate/max_contamination"}
 
 
 def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> None:
-    listed = ran.manifest.with_name("gone.txt")
-    listed.write_text(ran.of_web[5] + "\n")
-    family = {ran.of_web[5], *ran.children[5], *ran.grandchildren[5]}
-    found = json.loads(ran.call("takedown", "--ids", str(listed), "--dry", "--json"))
-    assert set(found["excluded"]) == family
-    assert {one["id"] for one in found["generated"]} == family - {ran.of_web[5]}
+    id_file = ran.manifest.with_name("gone.txt")
+    id_file.write_text(ran.of_web[5] + "\n")
+    family_ids = {ran.of_web[5], *ran.children[5], *ran.grandchildren[5]}
+    assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
+    assert set(assessment["excluded"]) == family_ids
+    assert {document["id"] for document in assessment["generated"]} == family_ids - {ran.of_web[5]}
     packed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"])
-    rows = packed.rows_of_documents([bytes.fromhex(one) for one in family])["row"].to_pylist()
-    assert found["rows"] == sorted(set(rows)) != []
-    printed = ran.call("takedown", "--ids", str(listed), "--dry")
+    rows = packed.rows_of_documents([bytes.fromhex(document) for document in family_ids])["row"].to_pylist()
+    assert assessment["rows"] == sorted(set(rows)) != []
+    printed = ran.call("takedown", "--ids", str(id_file), "--dry")
     assert printed.splitlines()[0] == "1 document, 0 near-duplicates, 4 written from it; 5 to take down"
     assert max(map(len, printed.splitlines())) <= 80
-    child = next(one for one in found["generated"] if one["id"] == ran.children[5][0])
+    child = next(document for document in assessment["generated"] if document["id"] == ran.children[5][0])
     assert f"{child['id'][:16]}  words" in printed
 
-    listed.write_text(ran.children[5][0] + "\n")
-    fewer = json.loads(ran.call("takedown", "--ids", str(listed), "--dry", "--json"))
-    assert len(fewer["excluded"]) == 2  # its own child alone, neither parent nor sibling
-    assert set(fewer["excluded"]) < family - {ran.of_web[5]}
+    id_file.write_text(ran.children[5][0] + "\n")
+    child_assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
+    assert len(child_assessment["excluded"]) == 2  # only its own child, neither parent nor sibling
+    assert set(child_assessment["excluded"]) < family_ids - {ran.of_web[5]}
 
 
 def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_later(ran: Ran) -> None:
-    def kept() -> bytes:
+    def stored_answers() -> bytes:
         return b"".join(path.read_bytes() for path in sorted(ran.manifest.parent.glob("store/answers/*/*.jsonl")))
 
-    listed = ran.manifest.with_name("forgotten.txt")
-    listed.write_text(ran.of_web[7] + "\n")
-    assert kept().count(b"of:stone7 ") == 4
-    before = kept()
-    found = json.loads(ran.call("takedown", "--ids", str(listed), "--dry", "--json"))
-    assert (found["answers"], found["unknown_answers"], kept()) == (4, 0, before)
-    printed = ran.call("takedown", "--ids", str(listed))
+    id_file = ran.manifest.with_name("forgotten.txt")
+    id_file.write_text(ran.of_web[7] + "\n")
+    assert stored_answers().count(b"of:stone7 ") == 4
+    answers_before = stored_answers()
+    assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
+    assert (assessment["answers"], assessment["unknown_answers"], stored_answers()) == (4, 0, answers_before)
+    printed = ran.call("takedown", "--ids", str(id_file))
     assert "4 kept, forgotten now" in printed
-    assert max(map(len, printed.splitlines()[:-1])) <= 80  # a command is never cut
-    assert b"stone7" not in kept()
-    assert kept().count(b"of:stone8 ") == 4
-    assert json.loads(ran.call("takedown", "--ids", str(listed), "--dry", "--json"))["answers"] == 0
+    assert max(map(len, printed.splitlines()[:-1])) <= 80  # commands are never truncated
+    assert b"stone7" not in stored_answers()
+    assert stored_answers().count(b"of:stone8 ") == 4
+    assert json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))["answers"] == 0
 
     answers = KeptAnswers(ran.manifest.parent / "store" / "answers", {"model": "later"}, "later")
     answers.keep("ab" * 32, {"text": "of:stone7 again"}, ran.of_web[7])
@@ -193,24 +196,31 @@ def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_lat
         "answers about documents that were taken down: 1 can be deleted"
         in CliRunner().invoke(app, ["gc", *store]).stdout
     )
-    assert b"stone7" in kept()
-    assert forget_taken_down(ran.manifest.parent / "store", remove=True) == 1  # `gc --delete`, without the outputs
-    assert b"stone7" not in kept()
+    assert b"stone7" in stored_answers()
+    # the part of `gc --delete` that concerns answers
+    assert forget_taken_down(ran.manifest.parent / "store", remove=True) == 1
+    assert b"stone7" not in stored_answers()
 
 
 def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(ran: Ran) -> None:
     section = generated(gather_facts(ran.session))
     assert section is not None
     yields, texts = (part for part in section.parts[:3] if isinstance(part, Table))
-    told = {row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows}
+    yield_rows = {row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows}
     mixed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"]).manifest["realised"]
     for name, parents, number in (("words", 12, 24), ("asked", 24, 24)):
-        assert told[name]["parents"] == f"{parents} of {parents}"
-        assert [told[name][key] for key in ("asked for", "documents", "dropped")] == [str(number), str(number), "0"]
-        assert told[name]["of the mixture"] == f"{mixed[name]['share']:.1%}"
+        assert yield_rows[name]["parents"] == f"{parents} of {parents}"
+        assert [yield_rows[name][key] for key in ("asked for", "documents", "dropped")] == [
+            str(number),
+            str(number),
+            "0",
+        ]
+        assert yield_rows[name]["of the mixture"] == f"{mixed[name]['share']:.1%}"
     assert 0.25 < mixed["words"]["share"] < 0.35
     lengths = {row[0]: dict(zip(texts.header, row, strict=True)) for row in texts.rows}
-    tenth, half, most = (int(one) for one in lengths["words"]["characters (10 %, half, 90 %)"].split(" / "))
-    assert 40 < tenth <= half <= most < 200
+    tenth, median, ninetieth = (
+        int(characters) for characters in lengths["words"]["characters (10 %, half, 90 %)"].split(" / ")
+    )
+    assert 40 < tenth <= median <= ninetieth < 200
     assert 0 < float(lengths["words"]["distinct words"]) <= float(lengths["words"]["triples"]) <= 1
     assert float(lengths["words"]["like its parent"]) == 0.0

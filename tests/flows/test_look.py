@@ -1,4 +1,4 @@
-"""`gristmill look` says in seconds what data holds, and writes a manifest for it where that is asked for."""
+"""`gristmill look` describes data in seconds, and writes a manifest for it on request."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "li
 
 
 def words(seed: int, number: int) -> str:
-    """A text that Gopher's rules keep."""
-    chosen = np.random.default_rng(seed).integers(0, 900, number)
-    return "The river and the mill have turned with that water. " + " ".join(f"word{word:03d}." for word in chosen)
+    """Return a text that passes Gopher's rules."""
+    word_numbers = np.random.default_rng(seed).integers(0, 900, number)
+    return "The river and the mill have turned with that water. " + " ".join(
+        f"word{word:03d}." for word in word_numbers
+    )
 
 
 @pytest.fixture
@@ -55,40 +57,40 @@ def look(*arguments: str) -> str:
 
 @pytest.mark.slow
 def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -> None:
-    found = json.loads(look("data", "--json"))
-    assert [entry[:2] for entry in found["formats"]] == [["jsonl", 1], ["text", 1]]
-    assert found["ignored"] == {".png": 1}
-    assert found["sample"]["documents"] == 34
-    assert found["duplicates"] == {"exact": 1, "near": 1}
-    gopher = next(row for row in found["rules"] if row["name"] == "gopher (dclm)")
+    report = json.loads(look("data", "--json"))
+    assert [entry[:2] for entry in report["formats"]] == [["jsonl", 1], ["text", 1]]
+    assert report["ignored"] == {".png": 1}
+    assert report["sample"]["documents"] == 34
+    assert report["duplicates"] == {"exact": 1, "near": 1}
+    gopher = next(row for row in report["rules"] if row["name"] == "gopher (dclm)")
     assert gopher["dropped"]["gopher_quality/min_words"] == 1
     assert gopher["documents"] == pytest.approx(33 / 34)
-    assert [row["name"] for row in found["rules"]] == list(rule_sets_for(is_code=False))
-    assert found["not_ready"] == []
-    assert len(found["examples"]) == 10
+    assert [row["name"] for row in report["rules"]] == list(rule_sets_for(is_code=False))
+    assert report["not_ready"] == []
+    assert len(report["examples"]) == 10
     if MODEL.exists():
-        assert found["languages"]["missing"] is None
-        assert sum(found["languages"]["found"].values()) == 34
+        assert report["languages"]["missing"] is None
+        assert sum(report["languages"]["found"].values()) == 34
     else:
-        assert "which is not a file" in found["languages"]["missing"]
+        assert "which is not a file" in report["languages"]["missing"]
 
 
 def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(data: Path, tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
-    shown = look("data", "--out", "recipes/mine.yaml")
-    assert "written: recipes/mine.yaml" in shown
+    output = look("data", "--out", "recipes/mine.yaml")
+    assert "written: recipes/mine.yaml" in output
     text = (tmp_path / "recipes" / "mine.yaml").read_text()
     assert "path: ../data\n" in text
-    assert text in shown
+    assert text in output
     source = load_manifest(tmp_path / "recipes" / "mine.yaml").sources["data"]
     assert Path(source.path).resolve() == data
 
 
 def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    shown = look("data").partition("\nManifest\n")[0]
-    assert max(map(len, shown.splitlines())) <= 60
-    assert "not read: 1 .png" in shown
+    output = look("data").partition("\nManifest\n")[0]
+    assert max(map(len, output.splitlines())) <= 60
+    assert "not read: 1 .png" in output
 
 
 @pytest.mark.slow
@@ -100,9 +102,9 @@ def test_a_look_needs_no_torch(data: Path) -> None:
         "print(done.output); assert done.exit_code == 0\n"
         "assert not {'apache_beam', 'prefect'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=data.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 documents" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code], cwd=data.parent, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "10 documents" in process.stdout
 
 
 @pytest.mark.slow
@@ -112,7 +114,7 @@ def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> Non
 
 
 def sample_of(path: Path, documents: int = 1000, most_bytes: float = 1e9) -> tuple[int, int | None]:
-    """How many documents are read of a place, and how many it is said to have."""
+    """Return the number of sampled documents and the estimated total."""
     with take_sample(str(path), None, documents, most_bytes) as sample:
         (folder,) = sample.inputs.values()
         return sum(pq.read_metadata(folder / shard).num_rows for shard in sample.shards), sample.whole
@@ -123,9 +125,9 @@ def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(tmp_path: 
         (tmp_path / f"{number:02d}.txt").write_text(words(number, 100 + number))
     assert sample_of(tmp_path) == (60, 60)
     assert sample_of(tmp_path, documents=25) == (25, 60)
-    read, whole = sample_of(tmp_path, most_bytes=25_000.0)  # of about 1,100 bytes each
-    assert 20 <= read <= 30
-    assert whole == 60
+    sampled, total = sample_of(tmp_path, most_bytes=25_000.0)  # about 1,100 bytes per file
+    assert 20 <= sampled <= 30
+    assert total == 60
 
 
 def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: Path) -> None:
@@ -133,9 +135,9 @@ def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: 
         rows = [json.dumps({"text": words(number * 5 + row, 50)}) for row in range(5)]
         (tmp_path / f"{number:02d}.jsonl").write_text("\n".join(rows))
     assert sample_of(tmp_path) == (150, 150)
-    read, whole = sample_of(tmp_path, documents=80)
-    assert read == 80
-    assert whole == pytest.approx(150, abs=1)
+    sampled, total = sample_of(tmp_path, documents=80)
+    assert sampled == 80
+    assert total == pytest.approx(150, abs=1)
     assert sample_of(tmp_path, documents=20)[0] == 20  # ten files are enough
 
 
@@ -171,18 +173,18 @@ def test_a_folder_of_programs_gets_the_rules_for_programs(data: Path, tmp_path: 
 
 
 def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: Path) -> None:
-    """One file of many documents beside others of one each, of which none is read to its end."""
+    """One file of many documents beside files of one document each; none is read to its end."""
     rows = [{"text": words(seed, 200)} for seed in range(400)]
     (data / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for number in range(19):
         (data / f"a{number:02d}.txt").write_text(words(number, 100))
-    read, whole = sample_of(data, documents=100)
-    assert read < 400
-    assert whole == pytest.approx(420, rel=0.05)
-    seen = look_at("data", str(data))
-    stored = sum(file.stat().st_size for file in data.glob("*.*[lt]"))
-    assert seen.text_bytes == pytest.approx(stored, rel=0.02)
-    assert seen.remarks == (
+    sampled, total = sample_of(data, documents=100)
+    assert sampled < 400
+    assert total == pytest.approx(420, rel=0.05)
+    look = look_at("data", str(data))
+    stored_bytes = sum(file.stat().st_size for file in data.glob("*.*[lt]"))
+    assert look.text_bytes == pytest.approx(stored_bytes, rel=0.02)
+    assert look.remarks == (
         "20 of 21 files hold one text each beside files of rows: separate sources "
         "(`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules",
         "gristmill has no reader for image files: name a function of yours that yields the texts, with pytesseract for "
@@ -192,12 +194,12 @@ def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: P
 
 def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
     (data / "empty.txt").touch()
-    shown = look("data")
-    assert "unreadable: empty.txt, record 1: empty file" in shown
+    output = look("data")
+    assert "unreadable: empty.txt, record 1: empty file" in output
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}' * 99)[:20])
-    cut = CliRunner().invoke(app, ["look", str(data / "cut.jsonl.gz")])
-    assert cut.exit_code == 2
-    assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(cut.output.split())
+    outcome = CliRunner().invoke(app, ["look", str(data / "cut.jsonl.gz")])
+    assert outcome.exit_code == 2
+    assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(outcome.output.split())
 
 
 @pytest.mark.slow
@@ -205,18 +207,18 @@ def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
     book = "".join(f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)).encode()
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress(book))
     assert (tmp_path / "book.txt.gz").stat().st_size < 500_000 < len(book)
-    looked = look_at("book", str(tmp_path / "book.txt.gz"))
-    assert looked.split == "chapters"
-    assert looked.remarks[0].startswith("it is longer than 500.0 kB, and is cut into chapters: book.txt.gz has 5 in")
+    book_look = look_at("book", str(tmp_path / "book.txt.gz"))
+    assert book_look.split == "chapters"
+    assert book_look.remarks[0].startswith("it is longer than 500.0 kB, and is cut into chapters: book.txt.gz has 5 in")
     assert sample_of(tmp_path / "book.txt.gz") == (5, 5)
 
 
 def test_without_a_language_model_a_look_says_why_and_has_the_rest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_sample, "find_languages", lambda texts, seconds: ([None] * len(texts), "no such file"))
-    found = json.loads(look("data", "--json"))
-    assert found["languages"] == {"found": {}, "missing": "no such file"}
-    assert found["duplicates"] == {"exact": 1, "near": 1}
-    assert len(found["rules"]) == len(rule_sets_for(False))
+    report = json.loads(look("data", "--json"))
+    assert report["languages"] == {"found": {}, "missing": "no such file"}
+    assert report["duplicates"] == {"exact": 1, "near": 1}
+    assert len(report["rules"]) == len(rule_sets_for(False))
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
@@ -237,14 +239,14 @@ def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(tmp
     chapter = "The river ran past the mill. " * 5_000
     (tmp_path / "book.txt").write_text("".join(f"Chapter {number}\n\n{chapter}\n\n" for number in range(1, 6)))
     (tmp_path / "note.txt").write_text("A note.")
-    looked = look_at("books", str(tmp_path))
-    assert looked.split == "chapters"
-    assert looked.remarks == (
+    chapter_look = look_at("books", str(tmp_path))
+    assert chapter_look.split == "chapters"
+    assert chapter_look.remarks == (
         "1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt has 5 in its first 725.1 kB",
     )
     (tmp_path / "book.txt").write_text("\n\n".join([chapter] * 5))
-    plain = look_at("books", str(tmp_path))
-    assert plain.split == BOOK_PARAGRAPHS
-    assert plain.remarks[0].endswith("cut into paragraphs: book.txt has no headings of chapters")
+    paragraph_look = look_at("books", str(tmp_path))
+    assert paragraph_look.split == BOOK_PARAGRAPHS
+    assert paragraph_look.remarks[0].endswith("cut into paragraphs: book.txt has no headings of chapters")
     note = look_at("note", str(tmp_path / "note.txt"))
     assert (note.split, note.remarks) == (None, ())

@@ -1,4 +1,4 @@
-"""Sets of examples that a model writes: from the manifest to the tunings that read them, and to what asks of them."""
+"""Sets of examples that a model writes: from the manifest to the tunings and the commands that report on them."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ rl:
 """
 
 
-def write(asked: str, before: int) -> Does:
-    """A writer and judge over the words that the small model knows."""
-    if asked.startswith("Below are a request"):
-        return "river stone" if "<critique>" in asked else "grass"
-    return small_writer(asked) or "sky " * (1 + before)
+def write(prompt: str, earlier_requests: int) -> Does:
+    """A writer and judge in the small model's words."""
+    if prompt.startswith("Below are a request"):
+        return "river stone" if "<critique>" in prompt else "grass"
+    return small_writer(prompt) or "sky " * (1 + earlier_requests)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_small_model(folder)
     (folder / "seeds.jsonl").write_text(
         "".join(
-            json.dumps({"prompt": f"red {one} two blue", "licence": "CC0-1.0"}) + "\n"
-            for one in ("sky", "grass", "rose", "river", "stone", "one")
+            json.dumps({"prompt": f"red {word} two blue", "licence": "CC0-1.0"}) + "\n"
+            for word in ("sky", "grass", "rose", "river", "stone", "one")
         )
     )
     return folder
@@ -83,13 +83,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
-    with Endpoint(write) as serving:
-        yield serving
+    with Endpoint(write) as running_endpoint:
+        yield running_endpoint
 
 
 @pytest.fixture(scope="module")
 def session(folder: Path, endpoint: Endpoint) -> Session:
-    """The stages of the manifest up to its first training, made."""
+    """A session whose stages before the first training are committed."""
     (folder / "aligned.yaml").write_text(MANIFEST.format(url=endpoint.url))
     made(open_session(str(folder / "aligned.yaml"), [], str(folder / "store"), until="sft"))
     return open_session(str(folder / "aligned.yaml"), [], str(folder / "store"))
@@ -126,7 +126,7 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
     }
     assert summaries["examples-grown"]["examples"] == summaries["examples-revised"]["examples"]
     assert summaries["examples-revised"]["licences"] == ["CC0-1.0"]
-    assert [one["path"] for one in summaries["sft_data"]["sets"]] == ["examples://revised"]
+    assert [example_set["path"] for example_set in summaries["sft_data"]["sets"]] == ["examples://revised"]
     assert summaries["sft_data"]["sets"][0]["name"] == "revised"
     assert summaries["dpo_data"]["sets"][0]["records"] == summaries["examples-compared"]["examples"] == 6
     prepared = read_json(session.folder("dpo_prepare").data / "prepared.json")
@@ -145,8 +145,8 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
 @pytest.mark.slow
 def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Session, endpoint: Endpoint) -> None:
     def changed(*settings: str) -> set[str]:
-        other = opened(session, *settings).plan
-        return {name for name, node in other.items() if node.fingerprint != session.plan[name].fingerprint}
+        changed_plan = opened(session, *settings).plan
+        return {name for name, node in changed_plan.items() if node.fingerprint != session.plan[name].fingerprint}
 
     assert changed("examples.compared.compare.principles=[Be brief.]") == {
         "examples-compared",
@@ -159,17 +159,20 @@ def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Ses
     assert changed("examples.revised.revise.rounds=2") >= {"examples-revised", "sft_data", "sft"}
     assert "examples-compared" not in changed("examples.grown.grow.number=3")
     assert changed("examples.grown.model.concurrency=2", "examples.compared.compare.model.timeout_seconds=9") == set()
-    before = endpoint.asked.copy()
-    again = opened(session, "examples.revised.cut=keep")
-    again.runner(ShardClock()).run_stage("examples-revised")
-    assert endpoint.asked == before, "kept answers are asked for once"
+    requests_before = endpoint.asked.copy()
+    changed_session = opened(session, "examples.revised.cut=keep")
+    changed_session.runner(ShardClock()).run_stage("examples-revised")
+    assert endpoint.asked == requests_before, "kept answers are not requested again"
 
 
 @pytest.mark.slow
 def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(session: Session) -> None:
-    nobody = ["examples.compared.model.endpoint=http://127.0.0.1:9/v1", "examples.compared.model.model=other"]
-    other = opened(session, *nobody)
-    (message,) = unreachable_models(other, other.plan)
+    unreachable_settings = [
+        "examples.compared.model.endpoint=http://127.0.0.1:9/v1",
+        "examples.compared.model.model=other",
+    ]
+    changed_session = opened(session, *unreachable_settings)
+    (message,) = unreachable_models(changed_session, changed_session.plan)
     assert message.startswith("examples-compared: no endpoint of the model other answers")
 
 
@@ -208,40 +211,42 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session)
         ]
         for name in ("grown", "revised", "compared")
     }
-    found = assess(session, [seed, "f" * 32], with_duplicates=False)
-    gone = {one["id"] for one in found["examples"]}
-    assert gone == set(found["excluded"])
-    assert found["not_found"] == ["f" * 32]
-    assert {one["id"] for one in records["compared"] if seed in one["parents"]} <= gone
-    of_seed = {one["id"] for one in records["grown"] if seed in one["parents"]}
-    assert of_seed
-    assert of_seed <= gone
-    assert {one["id"] for one in records["revised"] if of_seed & set(one["parents"])} <= gone
-    assert found["answers"] > 0
+    assessment = assess(session, [seed, "f" * 32], with_duplicates=False)
+    excluded_ids = {example["id"] for example in assessment["examples"]}
+    assert excluded_ids == set(assessment["excluded"])
+    assert assessment["not_found"] == ["f" * 32]
+    assert {example["id"] for example in records["compared"] if seed in example["parents"]} <= excluded_ids
+    seed_ids = {example["id"] for example in records["grown"] if seed in example["parents"]}
+    assert seed_ids
+    assert seed_ids <= excluded_ids
+    assert {example["id"] for example in records["revised"] if seed_ids & set(example["parents"])} <= excluded_ids
+    assert assessment["answers"] > 0
 
-    written = write_takedown(session, found)
-    other = open_session(written["manifest"], [], str(session.store.root))
-    assert other.manifest.examples["compared"].exclude is not None
-    changed = {name for name, node in other.plan.items() if node.fingerprint != session.plan[name].fingerprint}
+    takedown = write_takedown(session, assessment)
+    reduced_session = open_session(takedown["manifest"], [], str(session.store.root))
+    assert reduced_session.manifest.examples["compared"].exclude is not None
+    changed = {
+        name for name, node in reduced_session.plan.items() if node.fingerprint != session.plan[name].fingerprint
+    }
     assert changed >= {"examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_data", "sft", "dpo"}
-    other.runner(ShardClock()).run_stage("examples-compared")
-    kept = (other.folder("examples-compared").data / "compared.jsonl").read_text()
-    assert kept == "".join(
-        json.dumps(one, ensure_ascii=False, sort_keys=True) + "\n"
-        for one in records["compared"]
-        if one["id"] not in gone
+    reduced_session.runner(ShardClock()).run_stage("examples-compared")
+    kept_text = (reduced_session.folder("examples-compared").data / "compared.jsonl").read_text()
+    assert kept_text == "".join(
+        json.dumps(example, ensure_ascii=False, sort_keys=True) + "\n"
+        for example in records["compared"]
+        if example["id"] not in excluded_ids
     )
-    again = assess(session, [seed], with_duplicates=False)
-    assert again["answers"] == 0, "they are forgotten"
+    second_assessment = assess(session, [seed], with_duplicates=False)
+    assert second_assessment["answers"] == 0, "the answers were forgotten"
 
 
 @pytest.mark.slow
 def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None:
     folder = session.folder("examples-revised").data
-    one = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
-    found = trace_document(session, one["id"])
-    assert (found["kind"], found["parents"], found["children"]) == ("example", [one["parents"][0]], [])
-    assert {step["stage"] for step in found["steps"]} == {"sft"}
+    example = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
+    traced = trace_document(session, example["id"])
+    assert (traced["kind"], traced["parents"], traced["children"]) == ("example", [example["parents"][0]], [])
+    assert {step["stage"] for step in traced["steps"]} == {"sft"}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A stage that gristmill has never heard of, in one file, does all that the others do."""
+"""A stage that is not part of gristmill, defined in one file, supports every command."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ TEXTS = [
 
 @pytest.fixture
 def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A manifest whose only step is the stage of the file above."""
+    """A manifest whose only step is the stage of STAGE_FILE."""
     (tmp_path / "made_up_shouting.py").write_text(STAGE_FILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -115,8 +115,8 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert ran(session) == 0
     assert "shouting Cached" in capsys.readouterr().out
 
-    listed = {row["stage"]: row for row in stage_states(session)}
-    assert listed["shouting"]["documents"] == {
+    rows_by_stage = {row["stage"]: row for row in stage_states(session)}
+    assert rows_by_stage["shouting"]["documents"] == {
         "read": 3,
         "kept": 2,
         "quarantined": 0,
@@ -128,9 +128,9 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert "shouting/max_capital_share" in page
     assert "capital_share" in page
 
-    found = history(session, "web.jsonl#2")
-    assert found["outcome"] == "dropped by shouting: shouting/max_capital_share"
-    (verdict,) = found["stages"]
+    explained = history(session, "web.jsonl#2")
+    assert explained["outcome"] == "dropped by shouting: shouting/max_capital_share"
+    (verdict,) = explained["stages"]
     assert (verdict["threshold"], verdict["values"]) == (0.6, {"capital_share": 1.0})
 
     (rule,) = thresholds(session)

@@ -1,4 +1,4 @@
-"""Keys are changed in a manifest's text, and nothing else is."""
+"""Edits of keys in a manifest's text leave all other text unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture's tables: requested beside realised, with stages and what limits moved where there is something of it."""
+"""Tables of a mixture: requested and realised shares, phases, and tokens moved by limits."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
 
 
 def test_every_stage_shows_the_sources_that_it_has() -> None:
-    found = stage_table({"packed": PACKED})
-    assert found is not None
-    assert found[1] == [
+    table = stage_table({"packed": PACKED})
+    assert table is not None
+    assert table[1] == [
         ["0% to 75%", "web", "1,050", "87.50%", "80.00%"],
         ["", "code", "150", "12.50%", "20.00%"],
         ["75% to 100%", "web", "150", "37.50%", "0.00%"],
@@ -63,34 +63,34 @@ def test_every_stage_shows_the_sources_that_it_has() -> None:
 
 
 def test_a_plain_mixture_has_neither() -> None:
-    plain = {
+    plain_record = {
         **PACKED,
         "redistributed": {},
         "shares": PACKED["shares"][:1],
         "requested": {name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]},
     }
-    assert mixture_table({"packed": plain})[0] == ["source", "tokens", "share", "requested", "epochs", "at most"]
-    assert stage_table({"packed": plain}) is None
-    assert limits_note({"packed": plain}) == ""
-    older = {key: value for key, value in plain.items() if key not in ("redistributed", "shares")}
-    assert mixture_table({"packed": older}) == mixture_table({"packed": plain})
+    assert mixture_table({"packed": plain_record})[0] == ["source", "tokens", "share", "requested", "epochs", "at most"]
+    assert stage_table({"packed": plain_record}) is None
+    assert limits_note({"packed": plain_record}) == ""
+    older_record = {key: value for key, value in plain_record.items() if key not in ("redistributed", "shares")}
+    assert mixture_table({"packed": older_record}) == mixture_table({"packed": plain_record})
 
 
 def test_the_terminal_and_the_report_show_both_tables() -> None:
-    shown = StringIO()
+    terminal = StringIO()
     prefixes = {
         "web": {"largest_drift_rows": 0.5, "bound_rows": 0.5},
         "code": {"largest_drift_rows": 0.375, "bound_rows": 0.5},
     }
     summaries = {"mix": {"prefixes": prefixes}}
-    print_mixture({"packed": PACKED, "summaries": summaries}, Console(file=shown, width=60))
-    lines = shown.getvalue().splitlines()
+    print_mixture({"packed": PACKED, "summaries": summaries}, Console(file=terminal, width=60))
+    lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
     assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [line.rstrip() for line in lines]
     html = html_of(mixture_section({"packed": PACKED, "summaries": summaries}))
-    said = "web 0.50 rows (bound 0.50), code 0.38 rows"
-    assert said in html
-    assert said in " ".join(line.strip() for line in lines)
+    drift_text = "web 0.50 rows (bound 0.50), code 0.38 rows"
+    assert drift_text in html
+    assert drift_text in " ".join(line.strip() for line in lines)
     assert '<td class="n">-240</td>' in html
     assert "<td>75% to 100%</td><td>web</td>" in html
     assert "epochs min(cluster_size, 4)" in html

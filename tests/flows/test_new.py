@@ -1,4 +1,4 @@
-"""`gristmill new` looks at data and writes a manifest that is valid and says what was seen."""
+"""`gristmill new` inspects data and writes a valid manifest with comments on its findings."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
     (filter_, programs), (langid,) = (
         [getattr(step, name) for step in manifest.prepare if step.stage == name] for name in ("filter", "langid")
     )
-    assert filter_.sources == ("web", "books"), "source code is judged by no rule for prose"
-    assert (programs.sources, configured_names(programs.rules)) == (("code",), ["code"]), "but by its own"
+    assert filter_.sources == ("web", "books"), "rules for prose do not judge source code"
+    assert (programs.sources, configured_names(programs.rules)) == (("code",), ["code"]), "rules for code judge it"
     assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "filter", "dedup"], (
         "stop words follow the language"
@@ -113,7 +113,7 @@ def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path
     assert (manifest.name, list(manifest.sources), manifest.pretrain) == ("first", ["books"], None)
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"]
     assert manifest.prepare[0].langid is not None
-    assert manifest.prepare[0].langid.keep == {"*": 0.0}, "no language is dropped where none was asked for"
+    assert manifest.prepare[0].langid.keep == {"*": 0.0}, "without --language no language is dropped"
 
 
 SETTINGS = """
@@ -158,7 +158,7 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
     assert german.gopher_quality.stop_words == ("der", "no", "12")
     assert german.gopher_quality.max_mean_word_length == 15
     assert german.gopher_quality.min_words == 50
-    assert german.gopher_repetition.max_duplicate_line_ratio == 1.0, "datatrove takes 0 for no limit"
+    assert german.gopher_repetition.max_duplicate_line_ratio == 1.0, "in datatrove 0 means no limit"
     assert german.gopher_repetition.max_duplicate_7gram_char_ratio == 0.12
     assert german.gopher_repetition.max_duplicate_paragraph_ratio == 1.0
     assert (german.fineweb.min_terminal_line_ratio, german.fineweb.max_newline_word_ratio) == (0.0, 0.15)
@@ -168,7 +168,7 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
 def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
     (tmp_path / "german.yml").write_text(SETTINGS)
-    for path, said in (
+    for path, message in (
         ("deu_Latn.yml", "has no dup_n_grams"),
         ("german.yml", "is not named after a language"),
         ("absent.yml", "absent.yml"),
@@ -177,8 +177,8 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
             str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--fineweb2", str(tmp_path / path)
         )
         assert result.exit_code == 2
-        assert said in " ".join(result.output.split())
-    both = run_new(
+        assert message in " ".join(result.output.split())
+    conflicting = run_new(
         str(tmp_path / "a.yaml"),
         "--source",
         str(data / "books.parquet"),
@@ -187,7 +187,7 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
         "--fineweb2",
         str(tmp_path / "german.yml"),
     )
-    assert "give one of them" in " ".join(both.output.split())
+    assert "give one of them" in " ".join(conflicting.output.split())
     assert not (tmp_path / "a.yaml").exists()
 
 
@@ -206,7 +206,7 @@ def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
+@pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")
 @pytest.mark.parametrize("languages", [(), ("en",), ("en", "de")])
 def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_judge_by_them(
     languages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -220,33 +220,35 @@ def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_
     (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
-    asked = [part for language in languages for part in ("--language", language)]
-    assert run_new("m.yaml", "--source", "web.jsonl", "--no-train", *asked).exit_code == 0
+    language_options = [part for language in languages for part in ("--language", language)]
+    assert run_new("m.yaml", "--source", "web.jsonl", "--no-train", *language_options).exit_code == 0
     assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
-    done = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
-    assert done.exit_code == 0, done.output
-    (langid,), (judged,) = (
+    outcome = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
+    assert outcome.exit_code == 0, outcome.output
+    (langid_table,), (filter_table,) = (
         (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet") for stage in ("langid", "filter")
     )
-    found = pq.read_table(langid)["language"].to_pylist()
-    assert found == ["en", "de"] * 5
-    stop_words = pq.read_table(judged)["stop_words"].to_pylist()
-    kept = [not languages or language in languages for language in found]
-    assert [count is not None and count >= 2 for count in stop_words] == kept, "each language has stop words of its own"
+    measured_languages = pq.read_table(langid_table)["language"].to_pylist()
+    assert measured_languages == ["en", "de"] * 5
+    stop_words = pq.read_table(filter_table)["stop_words"].to_pylist()
+    expected_kept = [not languages or language in languages for language in measured_languages]
+    assert [count is not None and count >= 2 for count in stop_words] == expected_kept, (
+        "each language has its own stop words"
+    )
 
 
 @pytest.mark.slow
 def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:
     file = tmp_path / "there.yaml"
     file.write_text("mine")
-    taken = run_new(str(file), "--source", str(data / "books.parquet"))
-    assert (taken.exit_code, file.read_text()) == (2, "mine")
-    assert "exists and was not changed; name another file" in taken.output
-    unanswered = run_new(str(tmp_path / "a.yaml"))
-    assert unanswered.exit_code == 2
-    assert "gristmill new --source PATH" in unanswered.output
-    twice = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
-    assert "given twice; rename one of them" in twice.output
+    existing_file = run_new(str(file), "--source", str(data / "books.parquet"))
+    assert (existing_file.exit_code, file.read_text()) == (2, "mine")
+    assert "exists and was not changed; name another file" in existing_file.output
+    without_source = run_new(str(tmp_path / "a.yaml"))
+    assert without_source.exit_code == 2
+    assert "gristmill new --source PATH" in without_source.output
+    duplicate_source = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
+    assert "given twice; rename one of them" in duplicate_source.output
     assert not (tmp_path / "a.yaml").exists()
 
 
@@ -346,10 +348,10 @@ def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, d
     assert Path(manifest.tokenizer.path or "") == tmp_path / "given.json"
     assert manifest.tokenizer.end_of_text == end_of_text
     assert manifest.pretrain is not None
-    only = run_new(
+    without_training = run_new(
         str(tmp_path / "b.yaml"), "--source", source, "--tokenizer", str(tmp_path / "given.json"), "--no-train"
     )
-    assert only.exit_code == 0, only.output
+    assert without_training.exit_code == 0, without_training.output
     assert load_manifest(tmp_path / "b.yaml").tokenizer == manifest.tokenizer
 
 
@@ -412,7 +414,7 @@ def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
 
 def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
     assert source_name("s3://bucket/Common Crawl/2024/*.warc.gz", []) == "2024"
-    assert [source_name("/data/web.jsonl.zst", taken) for taken in ([], ["web"])] == ["web", "web-2"]
+    assert [source_name("/data/web.jsonl.zst", used_names) for used_names in ([], ["web"])] == ["web", "web-2"]
     assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == ["999 bytes", "1.2 kB", "5.6 GB", "7.0 TB"]
     with pytest.raises(ManifestError, match="name"):
         write_manifest(Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, str(tmp_path / "a.yaml"))
@@ -429,16 +431,16 @@ def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(tokens: i
     assert manifest.mix is not None
     assert manifest.pretrain is not None
 
-    def each(preset: str, vocabulary: int) -> float:
+    def tokens_per_parameter(preset: str, vocabulary: int) -> float:
         shape = shape_of(Model(preset=preset), vocabulary, manifest.mix.sequence_length)
         return manifest.mix.tokens / shape.parameters
 
-    sizes = {preset: each(preset, vocabulary) for preset, vocabulary, *_ in MODELS}
+    sizes = {preset: tokens_per_parameter(preset, vocabulary) for preset, vocabulary, *_ in MODELS}
     largest = [preset for preset, ratio in sizes.items() if ratio >= 20]
-    chosen = manifest.pretrain.model.preset
-    assert chosen == (largest or ["llama-1m"])[-1]
+    chosen_preset = manifest.pretrain.model.preset
+    assert chosen_preset == (largest or ["llama-1m"])[-1]
     (comment,) = re.findall(r"preset: .*# (.*)", text)
-    said = re.search(r"([\d,.e+]+) tokens each", comment)
-    assert said is not None
-    assert float(said[1].replace(",", "")) == pytest.approx(sizes[chosen], rel=0.01)
+    ratio_match = re.search(r"([\d,.e+]+) tokens each", comment)
+    assert ratio_match is not None
+    assert float(ratio_match[1].replace(",", "")) == pytest.approx(sizes[chosen_preset], rel=0.01)
     assert ("the largest preset with 20 or more" in comment) == bool(largest)
