@@ -1,4 +1,4 @@
-"""Every example of docs/own-readers.md runs, and prints what the page says."""
+"""Every example of docs/own-readers.md runs and prints the page's output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMMANDS = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("page")
+    page_folder = tmp_path_factory.mktemp("page")
     for name, content in FILE.findall(PAGE.read_text()):
-        (found / name).parent.mkdir(parents=True, exist_ok=True)
-        (found / name).write_text(content)
-    return found
+        (page_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (page_folder / name).write_text(content)
+    return page_folder
 
 
 @pytest.mark.slow
@@ -28,17 +28,19 @@ def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
     commands = [part for block in COMMANDS.findall(PAGE.read_text()) for part in block.split("$ ")[1:]]
     assert len(commands) >= 4
     for command in commands:
-        line, _, shown = command.partition("\n")
-        ran = gristmill_command(line.split()[1:], folder)
-        assert shown.strip() in ran.stdout + ran.stderr
-        assert ran.returncode == (2 if "planning would run" in shown else 0), ran.stdout + ran.stderr
+        line, _, expected_output = command.partition("\n")
+        process = gristmill_command(line.split()[1:], folder)
+        assert expected_output.strip() in process.stdout + process.stderr
+        assert process.returncode == (2 if "planning would run" in expected_output else 0), (
+            process.stdout + process.stderr
+        )
 
 
 @pytest.mark.slow
 def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
     import pyarrow.parquet as pq
 
-    (said,) = re.findall(r"the third is in quarantine: `(.*?)`", PAGE.read_text())
+    (expected_error,) = re.findall(r"the third is in quarantine: `(.*?)`", PAGE.read_text())
     gristmill_command(["run", "cards.yaml", "--until", "ingest", "--no-ui"], folder)
     (table,) = folder.glob("gristmill-store/ingest/cards--*/data/quarantine/*.parquet")
-    assert pq.read_table(table)["error"].to_pylist() == [said]
+    assert pq.read_table(table)["error"].to_pylist() == [expected_error]

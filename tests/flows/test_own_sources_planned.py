@@ -1,4 +1,4 @@
-"""What plans and folders do with code of the user's in sources and chat formats."""
+"""User code in sources and chat formats, as seen by plans and folders."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None
     ):
         opened(folder)
     assert not (folder / "ran").exists()
-    before = opened(folder, allow=True).plan["ingest"].fingerprint
+    allowed_fingerprint = opened(folder, allow=True).plan["ingest"].fingerprint
     assert (folder / "ran").exists()
-    assert opened(folder).plan["ingest"].fingerprint == before
+    assert opened(folder).plan["ingest"].fingerprint == allowed_fingerprint
     with pytest.raises(ManifestError, match="planning would run own:files"):
         opened(folder, "sources.cards.list.with={ending: md}")
     (folder / "own.py").write_text(CODE.replace("touch()", "unlink()"))
@@ -73,21 +73,21 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
     def fingerprint(*overrides: str) -> str:
         return opened(folder, *overrides, allow=True).plan["ingest"].fingerprint
 
-    before = fingerprint()
-    (folder / "other.py").write_text("# no part of it")
-    assert fingerprint("engine.workers=1") == before
+    original = fingerprint()
+    (folder / "other.py").write_text("# imported by nothing")
+    assert fingerprint("engine.workers=1") == original
     (folder / "b.md").write_text("b")
-    found = {before, fingerprint("sources.cards.read.with={least: 1}")}
+    distinct_fingerprints = {original, fingerprint("sources.cards.read.with={least: 1}")}
     (folder / "beside.py").write_text("TEXT = 'y'\n")
-    found.add(fingerprint())
+    distinct_fingerprints.add(fingerprint())
     (folder / "a.txt").write_text("longer")
-    found.add(fingerprint())
-    assert len(found) == 4
+    distinct_fingerprints.add(fingerprint())
+    assert len(distinct_fingerprints) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("setting", "message"),
     [
         ("sources.cards.format=jsonl", "`read` and `format: jsonl` both determine how files are read"),
         ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
@@ -108,10 +108,10 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
         ),
     ],
 )
-def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, says: str) -> None:
+def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         opened(folder, setting, allow=True)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.slow
@@ -123,17 +123,17 @@ def test_what_a_listing_raises_is_named_at_its_key(folder: Path) -> None:
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
-    """The folder of a training whose conversations a function wrote."""
+    """The folder of a training whose conversations a user function formatted."""
     stage, tokenizer = tmp_path / "store" / "sft" / "tiny--12", tmp_path / "store" / "tokenizer" / "tiny--34" / "data"
     (tmp_path / "chat.py").write_text(
         "def write(messages):\n    for one in messages:\n        yield one['role'] + ': ', False\n"
         "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n"
     )
-    own = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
-    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, own)
+    formatter = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
+    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, formatter)
     shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
     with torch.device("meta"):
-        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
     save_model(
         stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()}
     )

@@ -1,4 +1,4 @@
-"""Steps of users' own in a run: planned, run from their value, explained, asked what if, resumed, reported."""
+"""User-defined steps in a run: planned, run by value, explained, replayed, resumed, reported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TEXTS = [
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A manifest with three steps of its own."""
+    """A manifest with three user-defined steps."""
     (tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "words.py").write_text(WORDS)
     (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -88,10 +88,15 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert ran(session) == 0
     assert "counting xyzzy" not in capsys.readouterr().out
 
-    listed = {row["stage"]: row["documents"] for row in stage_states(session)}
-    assert listed["annotate"] == {"read": 5, "kept": 3, "quarantined": 0, "dropped": {"annotate/max_magic": 2}}
-    assert listed["edit"] == {"read": 3, "kept": 3, "quarantined": 0, "dropped": {}}
-    assert listed["long"]["dropped"] == {"annotate/long_enough": 1}
+    documents_by_stage = {row["stage"]: row["documents"] for row in stage_states(session)}
+    assert documents_by_stage["annotate"] == {
+        "read": 5,
+        "kept": 3,
+        "quarantined": 0,
+        "dropped": {"annotate/max_magic": 2},
+    }
+    assert documents_by_stage["edit"] == {"read": 3, "kept": 3, "quarantined": 0, "dropped": {}}
+    assert documents_by_stage["long"]["dropped"] == {"annotate/long_enough": 1}
 
     dropped = history(session, "web.jsonl#2")
     assert dropped["outcome"] == "dropped by annotate: annotate/max_magic"
@@ -123,17 +128,20 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
         compare(session, opened(own))
     assert ran(opened(own)) == 0
     runs = [find_run(session.store, name) for name in ("last-1", "last")]
-    changed = {one["key"]: (one["first"], one["second"]) for one in compare_runs(session.store, *runs)["manifest"]}
+    changed = {
+        difference["key"]: (difference["first"], difference["second"])
+        for difference in compare_runs(session.store, *runs)["manifest"]
+    }
     assert set(changed) == {f"prepare.{name}.use" for name in ("annotate", "edit", "long")}
     assert all("def " not in code and "sha256" in code for codes in changed.values() for code in codes)
 
 
 def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> None:
-    said = CliRunner().invoke(app, ["plan", str(own), "--store", str(own.parent / "store")])
-    assert said.exit_code == 0, said.output
-    assert "annotate runs code of your own: ./steps.py:count_word (sha256 " in said.output
-    assert "def count_word" not in said.output
-    assert "counting" not in said.output
+    outcome = CliRunner().invoke(app, ["plan", str(own), "--store", str(own.parent / "store")])
+    assert outcome.exit_code == 0, outcome.output
+    assert "annotate runs code of your own: ./steps.py:count_word (sha256 " in outcome.output
+    assert "def count_word" not in outcome.output
+    assert "counting" not in outcome.output
 
 
 @pytest.mark.slow
@@ -185,7 +193,7 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("former", "new", "says"),
+    ("old", "new", "message"),
     [
         ("./steps.py:count_word", "./step.py:count_word", r"own.yaml:5: .*use: there is no file step.py in .*steps.py"),
         (
@@ -218,14 +226,14 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
         ),
     ],
 )
-def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, former: str, new: str, says: str) -> None:
-    own.write_text(MANIFEST.replace(former, new, 1))
-    with pytest.raises(ManifestError, match=says):
+def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, old: str, new: str, message: str) -> None:
+    own.write_text(MANIFEST.replace(old, new, 1))
+    with pytest.raises(ManifestError, match=message):
         opened(own)
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         (
             "def count_word(text: str, word: str) -> dict:\n    return {'magic': 1\n",
@@ -236,13 +244,13 @@ def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, forme
         ("class count_word: ...", r"steps.py, line 1: count_word is a class; name a function"),
     ],
 )
-def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Path, source: str, says: str) -> None:
+def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Path, source: str, message: str) -> None:
     shutil.copy(own.parent / "steps.py", own.parent / "others.py")
     (own.parent / "steps.py").write_text(source)
     own.write_text(
         MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace("./steps.py:long", "./others.py:long")
     )
-    with pytest.raises(ManifestError, match=says):
+    with pytest.raises(ManifestError, match=message):
         opened(own)
 
 

@@ -1,4 +1,6 @@
-"""The examples of docs/own-steps.md run: each block of Python is the file that it names, each of YAML a manifest's."""
+"""The examples of docs/own-steps.md run: each Python block is the file that it names, each YAML block part of a
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +54,23 @@ def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.
     (tmp_path / "chats.jsonl").write_text(
         "".join(json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n" for answer in ("yes indeed", "no"))
     )
-    whole = {
+    sections = {
         "name": "guide",
         "sources": {"web": {"path": "web.jsonl"}},
         "tokenizer": {"vocab_size": 300},
         **yaml.safe_load(manifest),
     }
-    if "sft" in whole:
-        whole |= {"mix": {"tokens": 16, "sequence_length": 8}, "pretrain": {"steps": 1}}
-    (tmp_path / "guide.yaml").write_text(yaml.safe_dump(whole))
-    last = "sft_prepare" if "sft" in whole else None
-    session = open_session(str(tmp_path / "guide.yaml"), [], str(tmp_path / "store"), until=last or "tokenizer")
-    wanted = [last] if last else [stage for stage in session.plan if stage != "tokenizer"]
-    assert launch(session, wanted, frozenset(), tracked=False, summarise=True) == 0, capsys.readouterr().err
+    if "sft" in sections:
+        sections |= {"mix": {"tokens": 16, "sequence_length": 8}, "pretrain": {"steps": 1}}
+    (tmp_path / "guide.yaml").write_text(yaml.safe_dump(sections))
+    last_stage = "sft_prepare" if "sft" in sections else None
+    session = open_session(str(tmp_path / "guide.yaml"), [], str(tmp_path / "store"), until=last_stage or "tokenizer")
+    stages = [last_stage] if last_stage else [stage for stage in session.plan if stage != "tokenizer"]
+    assert launch(session, stages, frozenset(), tracked=False, summarise=True) == 0, capsys.readouterr().err
     inputs = committed_inputs(session, session.plan)
-    if last:
-        (found,) = session.folder(last).manifest()["summary"]["sets"]
-        assert (found["dropped"], found["kept"]) == ({"annotate/min_words": 1}, 1)
+    if last_stage:
+        (prepared_set,) = session.folder(last_stage).manifest()["summary"]["sets"]
+        assert (prepared_set["dropped"], prepared_set["kept"]) == ({"annotate/min_words": 1}, 1)
         return
     texts = CorpusDataset.of(Corpus(inputs), ["text"]).scanner().to_table()["text"].to_pylist()
     assert [text.strip() for text in texts] == [
@@ -83,7 +85,10 @@ def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path)
 
     source, manifest = EXAMPLES["model_config.py"]
     (tmp_path / "model_config.py").write_text(source)
-    whole = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
-    steps = parse_manifest(yaml.safe_dump(whole), str(tmp_path / "guide.yaml")).steps
-    named = names_of({name: measured_by(step) for name, step in steps.items()})
-    assert (named["annotate"]["lines"], named["long_pages"]["lines"]) == ("annotate_lines", "long_pages_lines")
+    sections = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
+    steps = parse_manifest(yaml.safe_dump(sections), str(tmp_path / "guide.yaml")).steps
+    column_names = names_of({name: measured_by(step) for name, step in steps.items()})
+    assert (column_names["annotate"]["lines"], column_names["long_pages"]["lines"]) == (
+        "annotate_lines",
+        "long_pages_lines",
+    )

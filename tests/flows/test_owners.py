@@ -1,4 +1,4 @@
-"""Runs whose process is gone are shown as crashed, others are left alone; a run that is cancelled in the UI ends."""
+"""Runs whose process is gone are shown as crashed, other runs stay unchanged; a run that is cancelled in the UI ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gristmill.flows.orchestration import flow_liveness
 
 @dataclass
 class Server:
-    """What the functions under test ask of Prefect's client, without a server."""
+    """A fake of Prefect's client for the functions under test."""
 
     runs: list[Any] = field(default_factory=list)
     tasks: list[Any] = field(default_factory=list)
@@ -56,29 +56,29 @@ class Server:
         return run
 
     def read_flow_runs(self, flow_run_filter: Any, limit: int, offset: int) -> list[Any]:
-        wanted = flow_run_filter.state.type.any_
-        return [run for run in self.runs if run.state.type in wanted][offset : offset + limit]
+        state_types = flow_run_filter.state.type.any_
+        return [run for run in self.runs if run.state.type in state_types][offset : offset + limit]
 
     def read_flow_run(self, run: uuid.UUID) -> Any:
-        return next(one for one in self.runs if one.id == run)
+        return next(candidate for candidate in self.runs if candidate.id == run)
 
     def read_task_runs(self, flow_run_filter: Any, task_run_filter: Any = None, limit: int = 0) -> list[Any]:
         if flow_run_filter.id is not None:
             return [task for task in self.tasks if task.flow_run_id in flow_run_filter.id.any_]
-        ended = {run.id for run in self.runs if run.state.type in flow_run_filter.state.type.any_}
+        ended_runs = {run.id for run in self.runs if run.state.type in flow_run_filter.state.type.any_}
         return [
             task
             for task in self.tasks
-            if task.flow_run_id in ended and task.state.type in task_run_filter.state.type.any_
+            if task.flow_run_id in ended_runs and task.state.type in task_run_filter.state.type.any_
         ]
 
     def set_flow_run_state(self, run: uuid.UUID, state: Any, force: bool) -> None:
-        assert force, "nobody is left who could propose a state"
+        assert force, "the owner is gone, so the state must be forced"
         self.read_flow_run(run).state = state
 
     def set_task_run_state(self, task: uuid.UUID, state: Any, force: bool) -> None:
-        assert force, "nobody is left who could propose a state"
-        next(one for one in self.tasks if one.id == task).state = state
+        assert force, "the owner is gone, so the state must be forced"
+        next(candidate for candidate in self.tasks if candidate.id == task).state = state
 
     def update_flow_run_labels(self, run: uuid.UUID, labels: dict[str, Any]) -> None:
         self.read_flow_run(run).labels.update(labels)
@@ -93,12 +93,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture(scope="module")
 def gone() -> dict[str, Any]:
-    """The identity of a process that has ended."""
+    """Identity of an ended process."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    seen = identity(child.pid)
+    process_identity = identity(child.pid)
     child.kill()
     child.wait()
-    return seen
+    return process_identity
 
 
 def states(server: Server) -> dict[str, str]:
@@ -200,7 +200,7 @@ def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(
 
 @pytest.fixture
 def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A flow run without a deployment, which this process carries."""
+    """A flow run of this process, without a deployment."""
     from prefect.runtime import deployment, flow_run
     from prefect.states import Running
 
@@ -215,17 +215,17 @@ def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(server: Server, current: Any) -> None:
     from prefect.states import Cancelling, Crashed
 
-    asked = threading.Event()
-    previous = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    terminated = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     try:
         with flow_liveness.owned_run():
             assert current.labels["gristmill.pid"] == os.getpid()
             assert current.labels["gristmill.runner"] == 0
             current.state = Cancelling()
-            assert asked.wait(timeout=20)
+            assert terminated.wait(timeout=20)
     finally:
         signal.signal(signal.SIGTERM, previous)
-    # Prefect takes a flow that SIGTERM ended for a crashed one.
+    # Prefect reports a flow that SIGTERM ended as crashed.
     current.state = Crashed()
     flow_liveness.show_cancelled()
     assert current.state.name == "Cancelled"

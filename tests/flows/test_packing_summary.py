@@ -1,4 +1,4 @@
-"""What a run says about its packing, beside what the other packings would have cost."""
+"""The summary of a run's packing, with the costs of the other packings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dic
 
 @pytest.fixture
 def facts() -> dict[str, Any]:
-    """1,000 tokens of 40 documents."""
+    """Facts about 1,000 tokens of 40 documents."""
     return {
         "packed": {
             "packing": "best_fit",

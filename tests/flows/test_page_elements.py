@@ -1,4 +1,4 @@
-"""Pages as HTML and Markdown: every value is escaped, nothing is loaded, and both modes can be read."""
+"""Pages as HTML and Markdown: every value is escaped, pages load nothing, and text is readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -90,24 +90,24 @@ def test_no_legend_lies_over_what_is_drawn() -> None:
 
 def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
     drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
-    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a colour that no page can replace"
-    whole = html_file(Page("x", parts=[Figure(drawn, "")]))
-    dark = whole.partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
-    used = set(re.findall(r"var\(--([\w-]+)", whole))
+    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a fixed colour that dark mode cannot replace"
+    html = html_file(Page("x", parts=[Figure(drawn, "")]))
+    dark = html.partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
+    used = set(re.findall(r"var\(--([\w-]+)", html))
     assert {name for name in used if f"--{name}: #" not in dark} == set()
 
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK])
 def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
-    """WCAG 2.2, 1.4.3: at least 4.5 to 1 for text; 1.4.11: 3 to 1 for what is drawn."""
+    """WCAG 2.2, 1.4.3: a contrast of at least 4.5 to 1 for text; 1.4.11: 3 to 1 for graphics."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    def contrast(one: str, other: str) -> float:
-        low, high = sorted(luminance(colour) + 0.05 for colour in (one, other))
+    def contrast(first_colour: str, second_colour: str) -> float:
+        low, high = sorted(luminance(colour) + 0.05 for colour in (first_colour, second_colour))
         return high / low
 
     for name in ("ink", "soft", "accent", "good", "bad"):
@@ -120,23 +120,25 @@ def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
 
 
 def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> None:
-    whole = html_file(Page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True))
-    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in whole
-    assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in whole
-    assert '<h2 id="part-1">Spikes</h2>' in whole
-    assert "<title>a&lt;b - gristmill</title>" in whole
+    html = html_file(Page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True))
+    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in html
+    assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in html
+    assert '<h2 id="part-1">Spikes</h2>' in html
+    assert "<title>a&lt;b - gristmill</title>" in html
     digest = b64encode(hashlib.sha256(table_script().encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    assert f'content="{policy}"' in unescape(whole)
-    assert re.findall("<script>(.*?)</script>", whole, re.DOTALL) == [table_script()], "what that is the hash of"
-    assert "@media print" in whole
+    assert f'content="{policy}"' in unescape(html)
+    assert re.findall("<script>(.*?)</script>", html, re.DOTALL) == [table_script()], (
+        "the policy allows only this script"
+    )
+    assert "@media print" in html
 
 
 def test_columns_say_what_they_hold() -> None:
-    shown = html_file(Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})]))
-    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in shown
-    other = html_file(Page("x", parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})]))
-    assert 'title="of &amp; all"' in other
+    html = html_file(Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})]))
+    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in html
+    custom_html = html_file(Page("x", parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})]))
+    assert 'title="of &amp; all"' in custom_html
     cards = html_file(Page("x", cards=[("documents read", "3")]))
     assert f'<div class="card" title="{MEANINGS["documents read"]}">' in cards
 
@@ -153,8 +155,8 @@ def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> N
         Links([Link("gone", "/a")]),
     ]
     sections = [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])]
-    written = markdown_page(Page("A_b", sections, note="today", cards=[("documents", "3")]))
-    assert written.splitlines() == [
+    markdown = markdown_page(Page("A_b", sections, note="today", cards=[("documents", "3")]))
+    assert markdown.splitlines() == [
         r"# A\_b",
         "",
         "today",
@@ -198,14 +200,14 @@ def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> Non
     assert breakable("in gopher_quality/min_words, 0.5") == ["in gopher_", "quality/", "min_", "words, 0.5"]
     assert breakable(1_000) == ["1000"]
     cells = html_file(Page("x", parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})]))
-    assert cells.count("<wbr>") == 3, "numbers stay whole"
+    assert cells.count("<wbr>") == 3, "numbers do not break"
 
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
 
 
 def test_every_value_of_every_part_is_escaped() -> None:
-    """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
+    """Values of documents, file names and manifests stay text, wherever a page shows them."""
     parts = [
         Note(EVIL),
         Heading(EVIL),
@@ -229,33 +231,33 @@ def test_every_value_of_every_part_is_escaped() -> None:
             after=EVIL,
         ),
     ]
-    assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
+    assert {type(part) for part in parts} == set(get_args(Part)), "every kind of part is tested"
     page = Page(EVIL, [Section(EVIL, parts)], parts, EVIL, [(EVIL, EVIL)], parts, True, EVIL)
-    whole = html_file(page)
-    seen = Counter[str]()
+    html = html_file(page)
+    tag_counts = Counter[str]()
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-            seen[tag] += 1
-            seen.update(name for name, _ in attributes)
+            tag_counts[tag] += 1
+            tag_counts.update(name for name, _ in attributes)
 
-    Reader().feed(whole)
-    assert seen["script"] == 1, "the page's own"
-    assert not {"img", "onerror", "src"} & set(seen)
-    # Shown twice are the title and the section's, the captions of both drawings, the text of the bar; the value of a
-    # choice marks an option, and the first key of a link is a hint.
-    assert whole.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (3 - 1 + 1)
-    assert "{{ 7 * 6 }}" in whole
-    assert seen["svg"] == 3 * 3
-    assert served_html(page).count("&lt;script&gt;") == whole.count("&lt;script&gt;")
+    Reader().feed(html)
+    assert tag_counts["script"] == 1, "the page's own script"
+    assert not {"img", "onerror", "src"} & set(tag_counts)
+    # Page and section titles, the captions of both drawings and the bar's text appear twice; the value of a choice
+    # marks an option, and a link's first key is a hint.
+    assert html.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (3 - 1 + 1)
+    assert "{{ 7 * 6 }}" in html
+    assert tag_counts["svg"] == 3 * 3
+    assert served_html(page).count("&lt;script&gt;") == html.count("&lt;script&gt;")
 
 
 def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> None:
     assert environment(TEMPLATES).autoescape is True
-    assert environment(TEMPLATES).undefined is StrictUndefined, "a misspelt name would be shown as nothing"
+    assert environment(TEMPLATES).undefined is StrictUndefined, "a misspelt name would render as nothing"
     unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
     root = Path(__file__).parents[2]
-    found = [
+    unescaped_lines = [
         (path.name, line.strip())
         for suffix in ("*.jinja", "*.css", "*.py")
         for room in ("flows", "train")
@@ -263,20 +265,20 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
         for line in path.read_text().splitlines()
         if unescaped.search(line) and "autoescape=True" not in line
     ]
-    figure, script = sorted(found)
+    figure, script = sorted(unescaped_lines)
     assert script == ("page.html.jinja", "<script>{{ table_script|safe }}</script>")
     assert figure[0] == "elements.html.jinja"
     assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
 
 
 def test_no_page_is_put_together_by_hand() -> None:
-    """HTML stands in templates, which escape; a string of Python's would not."""
+    """HTML belongs in templates, which escape; Python strings would not."""
     root = Path(__file__).parents[2]
     tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
-    found = {
+    files_with_tags = {
         path.name
         for room in ("flows", "train")
         for path in (root / room).rglob("*.py")
         if tags.search(path.read_text())
     }
-    assert found == set()
+    assert files_with_tags == set()

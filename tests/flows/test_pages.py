@@ -1,4 +1,4 @@
-"""The documentation as a whole: its links, its pictures, what `make docs` writes of it."""
+"""The documentation as a whole: its links, its pictures, and the files of `make docs`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELSEWHERE = re.compile(r"\w+://|mailto:")
 
 
 def anchors(page: Path) -> set[str]:
-    """What a forge calls the headings of a page: in lower case, without punctuation, hyphens for spaces."""
+    """Return the anchors of a page's headings on a forge: lower case, without punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
@@ -35,15 +35,15 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = CODE.sub("", FENCED.sub("", page.read_text()))
-    lost = []
+    broken_links = []
     for target in LINK.findall(text):
         if ELSEWHERE.match(target):
             continue
         name, _, anchor = target.partition("#")
-        found = (page.parent / name).resolve() if name else page
-        if not found.exists() or (anchor and anchor not in anchors(found)):
-            lost.append(target)
-    assert lost == []
+        target_path = (page.parent / name).resolve() if name else page
+        if not target_path.exists() or (anchor and anchor not in anchors(target_path)):
+            broken_links.append(target)
+    assert broken_links == []
 
 
 def test_the_readme_can_be_read_at_once() -> None:
@@ -60,7 +60,7 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert len(drawn) >= 1
     assert {name: (ROOT / "docs" / "pictures" / name).read_text() for name in drawn} == drawn  # make pictures
-    for path in (ROOT / "docs" / "pictures").glob("*.svg"):  # nothing is asked of other servers
+    for path in (ROOT / "docs" / "pictures").glob("*.svg"):  # pictures load nothing from other servers
         assert re.search(r"(href=|src=|url\()[\"']?https?:", path.read_text()) is None, path.name
 
 
@@ -68,20 +68,20 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
 def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     out = tmp_path / "pages"
     subprocess.run([sys.executable, ROOT / ".ci" / "site.py", out], check=True)
-    helped = subprocess.run(
+    help_text = subprocess.run(
         [sys.executable, "-m", "gristmill", "--help"],
         capture_output=True,
         text=True,
         check=True,
         env={"PATH": "", "COLUMNS": "200"},
     ).stdout
-    commands = re.findall(r"^  ([a-z][a-z-]*)  +[A-Z]", helped, re.MULTILINE)
+    commands = re.findall(r"^  ([a-z][a-z-]*)  +[A-Z]", help_text, re.MULTILINE)
     assert len(commands) > 25
     page = (out / "reference" / "commands.md").read_text()
     assert [name for name in commands if f"## gristmill {name}" not in page] == []
-    listed = (out / "llms.txt").read_text()
+    page_list = (out / "llms.txt").read_text()
     places = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
-    assert [place for place in places if f"]({place}): " not in listed] == []
+    assert [place for place in places if f"]({place}): " not in page_list] == []
     papers = (out / "papers.md").read_text()
     assert re.search(r"`DedupSemantic` mixtures/steps/dedup_semantic.py:\d+", papers)
     bundle = (tmp_path / "gristmill.md").read_text()
@@ -101,15 +101,15 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
 )
 def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: str) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
-    written = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert (ROOT / "docs" / page).read_text() == written  # make reference
+    generated = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert (ROOT / "docs" / page).read_text() == generated  # make reference
 
 
 def test_tables_of_file_formats_are_those_that_are_written() -> None:
     text = (ROOT / "docs" / "reference" / "file-formats.md").read_text()
-    shown = re.findall(r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
-    assert len(shown) == 5
-    for module, name, rows in shown:
+    tables = re.findall(r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
+    assert len(tables) == 5
+    for module, name, rows in tables:
         schema = getattr(importlib.import_module(module), name)
         kinds = {field.name: re.sub(r"<values=(\w+).*", r"<\1>", str(field.type)) for field in schema}
         assert dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", rows, re.MULTILINE)) == kinds, name
@@ -119,7 +119,7 @@ def test_nothing_of_the_site_is_asked_of_other_servers() -> None:
     text = (ROOT / ".ci" / "mkdocs.yml").read_text()
     assert re.search(r"https?://", text) is None
     (script,) = re.findall(r"polyfills: \[(\S+)\]", text)
-    assert "iframe-worker" in script  # by this word the plugin knows that it need not name one of its own
+    assert "iframe-worker" in script  # this word tells the plugin not to add its own polyfill
     assert (ROOT / "docs" / script).exists()
 
 
@@ -130,7 +130,7 @@ def test_every_paper_has_a_title() -> None:
 
 
 def said_by(path: Path) -> list[str]:
-    """Every text of a file, with `...` for what it holds of variables."""
+    """Return every string of a file, with `...` for its variables."""
     texts = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -154,14 +154,14 @@ def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
 
 
 def command_lines(text: str) -> list[str]:
-    """The lines of a page's blocks that call the command line, without comments and what a shell adds."""
+    """Return the lines of a page's blocks that call gristmill, without comments and shell operators."""
     lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
-    found = [re.sub(r"^\$ ", "", line.strip()) for line in lines]
-    return [re.split(r" (?:# |\|\|? |&& |> )", line)[0] for line in found if line.startswith("gristmill ")]
+    stripped_lines = [re.sub(r"^\$ ", "", line.strip()) for line in lines]
+    return [re.split(r" (?:# |\|\|? |&& |> )", line)[0] for line in stripped_lines if line.startswith("gristmill ")]
 
 
 def options_of(words: list[str]) -> set[str]:
-    """The options of the command that some words name."""
+    """Return the options of the command named by the words."""
     command: Any = get_command(app)
     context = command.context_class(command, info_name="gristmill")
     while hasattr(command, "list_commands"):
@@ -171,7 +171,9 @@ def options_of(words: list[str]) -> set[str]:
         assert name in command.list_commands(context), name
         command = command.get_command(context, name)
         context = command.context_class(command, info_name=name, parent=context)
-    return {option for one in command.get_params(context) for option in (*one.opts, *one.secondary_opts)}
+    return {
+        option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 @pytest.mark.slow
@@ -181,14 +183,14 @@ def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
     for line in command_lines(page.read_text()):
         try:
             words = shlex.split(line)[1:]
-        except ValueError:  # a text of several lines
+        except ValueError:  # a string that spans several lines
             continue
         if not words or not re.fullmatch(r"[a-z-]+", words[0]):
             continue
-        given = options_of(words)
+        options = options_of(words)
         wrong += [
             (line, word)
             for word in words
-            if word.startswith("--") and len(word) > 2 and word.partition("=")[0] not in given
+            if word.startswith("--") and len(word) > 2 and word.partition("=")[0] not in options
         ]
     assert wrong == []

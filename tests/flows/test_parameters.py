@@ -1,4 +1,4 @@
-"""Parameters of the flows: what the form offers, and what of them Prefect may keep."""
+"""Parameters of the flows: their forms, and the values that Prefect may store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET = "hunter2"
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """How often Prefect's record was masked."""
+    """One entry for each masking of Prefect's record."""
     calls: list[bool] = []
     monkeypatch.setattr(parameter_secrets, "forget_secrets", lambda: calls.append(True))
     return calls
@@ -43,10 +43,10 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_parameters_with_credentials_are_refused_and_masked(
     overrides: list[str], store: str, forgotten: list[bool]
 ) -> None:
-    with pytest.raises(SecretParameterError, match="the environment of the machine that runs the flow") as told:
+    with pytest.raises(SecretParameterError, match="the environment of the machine that runs the flow") as error:
         refuse_secrets({"overrides": overrides, "store": store})
-    assert SECRET not in str(told.value)
-    assert str(told.value).startswith("store: " if store else "overrides: ")
+    assert SECRET not in str(error.value)
+    assert str(error.value).startswith("store: " if store else "overrides: ")
     assert forgotten == [True]
 
 
@@ -58,9 +58,9 @@ def test_parameters_without_credentials_pass(forgotten: list[bool]) -> None:
 def test_what_is_wrong_is_told_without_the_credentials_that_it_is_about() -> None:
     error = ValueError("a plain sentence")
     assert without_secrets(error) is error
-    told = without_secrets(ValueError(f"https://me:{SECRET}@host/a does not answer"))
-    assert isinstance(told, RefusedError)
-    assert str(told) == "https://***@host/a does not answer"
+    masked_error = without_secrets(ValueError(f"https://me:{SECRET}@host/a does not answer"))
+    assert isinstance(masked_error, RefusedError)
+    assert str(masked_error) == "https://***@host/a does not answer"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A driver that is stopped for longer than its lease lasts, while another run takes over, and then wakes up."""
+"""A driver that is stopped for longer than its lease while another run takes over, and then resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.argv[0] = "gristmill"
 from gristmill.flows.cli.main import main
 main()
 """
-"""gristmill whose leases last three seconds, on a machine where it sees the processes of no other name."""
+"""gristmill with leases of three seconds, which sees only processes of its own host name."""
 STEPS = """
 import os, time
 
@@ -50,7 +50,7 @@ engine: {workers: 1}
 
 @contextmanager
 def driver(host: str, folder: Path, store: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A run of its own, whose processes are gone afterwards."""
+    """Start a run in a separate session and end its processes on exit."""
     command = [sys.executable, "-c", DRIVER, host, "run", str(folder / "m.yaml"), "--no-ui", "--store", store]
     process = subprocess.Popen(
         command,
@@ -69,7 +69,7 @@ def driver(host: str, folder: Path, store: str, **environment: str) -> Iterator[
 
 
 def runs(pid: int) -> bool:
-    """Whether a process does, rather than wait for somebody to take note of its end."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -95,22 +95,22 @@ def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_co
             "the name of its child",
         )
         paused.send_signal(signal.SIGSTOP)
-        with driver("another", tmp_path, store) as other:
-            said = other.communicate(timeout=280)[0]
-        assert other.returncode == 0, said
-        assert "making this output; waiting" in " ".join(said.split())
-        assert runs(child), "nobody has told it yet"
-        made = (folder / "manifest.json").read_bytes()
+        with driver("another", tmp_path, store) as successor:
+            other_output = successor.communicate(timeout=280)[0]
+        assert successor.returncode == 0, other_output
+        assert "making this output; waiting" in " ".join(other_output.split())
+        assert runs(child), "the child of the paused driver still runs"
+        manifest_bytes = (folder / "manifest.json").read_bytes()
         paused.send_signal(signal.SIGCONT)
-        told = paused.communicate(timeout=120)[0]
-    assert paused.returncode == 1, told
-    assert told.count("was taken over by another run; this attempt stops") == 1, told
-    assert "Traceback" not in told
+        paused_output = paused.communicate(timeout=120)[0]
+    assert paused.returncode == 1, paused_output
+    assert paused_output.count("was taken over by another run; this attempt stops") == 1, paused_output
+    assert "Traceback" not in paused_output
     assert not runs(child)
     assert (folder / "lease" / "1.commit").read_bytes() == FENCED
-    assert (folder / "manifest.json").read_bytes() == made
-    assert json.loads(made)["lease"] == 2
+    assert (folder / "manifest.json").read_bytes() == manifest_bytes
+    assert json.loads(manifest_bytes)["lease"] == 2
     with driver("third", tmp_path, str(tmp_path / "undisturbed")) as third:
         assert third.wait(timeout=280) == 0
     (expected,) = (tmp_path / "undisturbed" / "annotate").iterdir()
-    assert json.loads(made)["files"] == read_json(expected / "manifest.json")["files"]
+    assert json.loads(manifest_bytes)["files"] == read_json(expected / "manifest.json")["files"]

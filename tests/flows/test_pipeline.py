@@ -1,6 +1,6 @@
-"""The whole path from raw text to an aligned, exported model, and what must hold on the way.
+"""The whole path from raw text to an aligned, exported model, and its invariants.
 
-One undisturbed run is made once and shared; every other test compares with it.
+All tests share one undisturbed run and compare with it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ START_SECONDS = 120.0
 
 
 def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command whose processes are forked from one that has imported everything."""
+    """Run a command whose processes are forked from one that has imported everything."""
     run = undisturbed_run.gristmill(arguments)
     if check:
         assert run.returncode == 0, run.stdout
@@ -66,13 +66,13 @@ def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProces
 
 
 def look(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command that only reads, in this process: to import all of gristmill anew takes longer than the command."""
-    looked = CliRunner().invoke(app, arguments)
-    if looked.exception is not None and not isinstance(looked.exception, SystemExit):
-        raise looked.exception
+    """Run a read-only command in this process: importing gristmill anew takes longer than the command."""
+    outcome = CliRunner().invoke(app, arguments)
+    if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
     if check:
-        assert looked.exit_code == 0, looked.output
-    return subprocess.CompletedProcess(arguments, looked.exit_code, looked.stdout, looked.stderr)
+        assert outcome.exit_code == 0, outcome.output
+    return subprocess.CompletedProcess(arguments, outcome.exit_code, outcome.stdout, outcome.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Path) -> Session:
-    """A run from beginning to end that nothing disturbed."""
+    """A run from beginning to end without interruption."""
     store = project.parent / "store"
     gristmill("run", str(project), "--store", str(store), "--no-ui")
     return open_session(str(project), [], str(store))
@@ -103,7 +103,7 @@ def test_every_stage_says_what_it_cost_trainings_too(undisturbed: Session) -> No
 
 
 def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
-    """Copy the committed outputs of all stages before one."""
+    """Copy the committed outputs of all stages before the given one."""
     for stage in ALL_STAGES[: ALL_STAGES.index(without_from)]:
         folder = undisturbed.folder(stage)
         shutil.copytree(folder.path, target / stage / folder.path.name)
@@ -113,8 +113,8 @@ def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed
     assert list(undisturbed.plan) == ALL_STAGES
     status = look("status", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json")
     assert {row["stage"]: row["state"] for row in json.loads(status.stdout)} == dict.fromkeys(ALL_STAGES, "committed")
-    again = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
-    assert again.stdout.count("Cached") == len(ALL_STAGES)
+    second_run = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
+    assert second_run.stdout.count("Cached") == len(ALL_STAGES)
 
 
 def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) -> None:
@@ -144,10 +144,10 @@ def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> Non
 
 def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
-    found = json.loads(look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
-    assert found["outcome"] == "dropped by filter: gopher_quality/min_words"
-    (judged,) = found["stages"]
-    assert (judged["values"]["words"], judged["threshold"]) == (2, 50)
+    explained = json.loads(look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
+    assert explained["outcome"] == "dropped by filter: gopher_quality/min_words"
+    (verdict,) = explained["stages"]
+    assert (verdict["values"]["words"], verdict["threshold"]) == (2, 50)
 
 
 def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
@@ -155,28 +155,28 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
     step = json.loads(look("trace", undisturbed.manifest_file, "--step", "3", *base).stdout)
     assert len(step["rows"]) == 8
     assert step["tokens"] == 8 * 64
-    read = step["documents"][0]
-    found = json.loads(look("explain", undisturbed.manifest_file, read["id"], *base).stdout)
-    assert found["locator"] == read["locator"]
-    assert set(read["rows"]) <= set(found["mix"]["rows"])
-    assert 3 in found["mix"]["steps"]
-    assert found["mix"]["use"] == "trained"
+    document = step["documents"][0]
+    explained = json.loads(look("explain", undisturbed.manifest_file, document["id"], *base).stdout)
+    assert explained["locator"] == document["locator"]
+    assert set(document["rows"]) <= set(explained["mix"]["rows"])
+    assert 3 in explained["mix"]["steps"]
+    assert explained["mix"]["use"] == "trained"
 
 
 def traced(undisturbed: Session, *arguments: str) -> dict[str, Any]:
     run = look("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), "--json")
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(run.stdout)
+    return answer
 
 
 def test_trace_follows_documents_and_examples_through_every_training(undisturbed: Session) -> None:
     step = traced(undisturbed, "--step", "3")
     assert step["use"] == "read"
-    read = step["documents"][0]
-    assert set(read["quality"]) == {"quality"}
-    assert read["cluster_size"] == 1
-    document = traced(undisturbed, "--document", read["id"])
-    assert {entry["step"]: entry["rows"] for entry in document["steps"]}[3] == read["rows"]
+    read_document = step["documents"][0]
+    assert set(read_document["quality"]) == {"quality"}
+    assert read_document["cluster_size"] == 1
+    document = traced(undisturbed, "--document", read_document["id"])
+    assert {entry["step"]: entry["rows"] for entry in document["steps"]}[3] == read_document["rows"]
     assert {entry["use"] for entry in document["steps"]} == {"read"}
     dropped = traced(undisturbed, "--document", "b.jsonl#33")
     assert (dropped["outcome"], dropped["steps"]) == ("dropped by filter: gopher_quality/min_words", [])
@@ -184,11 +184,15 @@ def test_trace_follows_documents_and_examples_through_every_training(undisturbed
     held_out = traced(undisturbed, "--document", packed.validation_pieces("web")["id"][0].as_py().hex())
     assert (held_out["use"], held_out["steps"]) == ("held out", [])
     for stage in ("sft", "dpo"):
-        seen = traced(undisturbed, "--step", "2", "--stage", stage)
-        example = traced(undisturbed, "--document", seen["examples"][0])
+        tuning_step = traced(undisturbed, "--step", "2", "--stage", stage)
+        example = traced(undisturbed, "--document", tuning_step["examples"][0])
         assert (stage, 2) in {(entry["stage"], entry["step"]) for entry in example["steps"]}
-    same = traced(undisturbed, "--against", undisturbed.manifest_file)
-    assert (same["first_difference"], same["recorded"]["agree"], same["attested"]) == (None, 24, [True, True])
+    comparison = traced(undisturbed, "--against", undisturbed.manifest_file)
+    assert (comparison["first_difference"], comparison["recorded"]["agree"], comparison["attested"]) == (
+        None,
+        24,
+        [True, True],
+    )
 
 
 def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
@@ -198,11 +202,11 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
         (("--step", "3", "--document", "x"), "give one of --step N, --document ID, --against RUN and --text FILE"),
         (("--against", "yesterday"), "'yesterday' is neither a manifest nor a run of"),
     ):
-        refused = look(
+        process = look(
             "trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), check=False
         )
-        assert refused.returncode == 2
-        assert complaint in refused.stderr
+        assert process.returncode == 2
+        assert complaint in process.stderr
 
 
 def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else_as_it_was(
@@ -211,59 +215,61 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     store, before = str(undisturbed.store.root), PackedSet(undisturbed.folder("mix").data)
     document = before.pieces(reading_of(undisturbed).rows(5))["id"][0].as_py()
     (tmp_path / "list.txt").write_text(f"# asked for\n{document.hex()}\n")
-    found = json.loads(
+    takedown = json.loads(
         look(
             "takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"), "--store", store, "--json"
         ).stdout
     )
-    assert [one["id"] for one in found["documents"]] == [document.hex()]
-    assert found["trained"]
-    assert found["first_step"] <= 5
+    assert [entry["id"] for entry in takedown["documents"]] == [document.hex()]
+    assert takedown["trained"]
+    assert takedown["first_step"] <= 5
     rows = sorted(set(before.rows_of_document(document)["row"].to_pylist()))
-    assert found["rows"] == rows
-    without = open_session(found["written"]["manifest"], [], store)
-    assert found["command"].endswith(f"{found['written']['manifest']} --store {store}")
-    changed = [stage for stage in ALL_STAGES if without.plan[stage].fingerprint != undisturbed.plan[stage].fingerprint]
+    assert takedown["rows"] == rows
+    reduced_run = open_session(takedown["written"]["manifest"], [], store)
+    assert takedown["command"].endswith(f"{takedown['written']['manifest']} --store {store}")
+    changed = [
+        stage for stage in ALL_STAGES if reduced_run.plan[stage].fingerprint != undisturbed.plan[stage].fingerprint
+    ]
     assert changed[0] == "mix"
-    gristmill("run", without.manifest_file, "--until", "mix", "--store", store, "--no-ui")
-    packed = PackedSet(without.folder("mix").data)
+    gristmill("run", reduced_run.manifest_file, "--until", "mix", "--store", store, "--no-ui")
+    packed = PackedSet(reduced_run.folder("mix").data)
     assert packed.withheld.tolist() == rows
     assert packed.rows_of_document(document).num_rows == 0
-    others = np.setdiff1d(np.arange(before.rows), rows)
-    assert np.array_equal(packed.read(others), before.read(others))
+    other_rows = np.setdiff1d(np.arange(before.rows), rows)
+    assert np.array_equal(packed.read(other_rows), before.read(other_rows))
     assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]
 
 
 def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:
     file, store = undisturbed.manifest_file, str(undisturbed.store.root)
     change = ("--set", "filter.gopher_quality.min_stop_words=36")
-    foretold = json.loads(look("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
-    other = tmp_path / "store"
-    shutil.copytree(undisturbed.folder("ingest").path, other / "ingest" / undisturbed.folder("ingest").path.name)
-    gristmill("run", file, *change, "--store", str(other), "--until", "filter", "--no-ui")
-    summary = open_session(file, [change[1]], str(other)).folder("filter").manifest()["summary"]
+    prediction = json.loads(look("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
+    other_store = tmp_path / "store"
+    shutil.copytree(undisturbed.folder("ingest").path, other_store / "ingest" / undisturbed.folder("ingest").path.name)
+    gristmill("run", file, *change, "--store", str(other_store), "--until", "filter", "--no-ui")
+    summary = open_session(file, [change[1]], str(other_store)).folder("filter").manifest()["summary"]
     counts, rules = summary["counts"], summary["rules"]
     kept_by_filter = {name: source["kept"] for name, source in counts["sources"].items()}
     assert 0 < kept_by_filter["web"] < 90
-    # What dedup and quality dropped stays dropped, so less is left than the filter keeps.
-    now, then = ({name: size["documents"] for name, size in foretold[side].items()} for side in ("now", "then"))
+    # Documents that dedup and quality dropped stay dropped, so fewer remain than the filter keeps.
+    now, then = ({name: size["documents"] for name, size in prediction[side].items()} for side in ("now", "then"))
     assert then["code"] == now["code"]
     assert then["web"] < now["web"]
     assert then["web"] <= kept_by_filter["web"]
-    assert foretold["rules"]["gopher_quality/min_stop_words"]["then"] == rules["gopher_quality/min_stop_words"]
-    (cut,) = foretold["cuts"]
+    assert prediction["rules"]["gopher_quality/min_stop_words"]["then"] == rules["gopher_quality/min_stop_words"]
+    (cut,) = prediction["cuts"]
     assert (cut["now"], cut["then"], len(cut["failing"]), len(cut["passing"])) == (2, 36, 3, 3)
     assert all(sample["value"] < 36 for sample in cut["failing"])
     assert all(sample["value"] >= 36 for sample in cut["passing"])
-    refused = look("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
-    assert refused.returncode == 2
-    assert "dedup.exact changes a measurement" in refused.stderr
+    process = look("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
+    assert process.returncode == 2
+    assert "dedup.exact changes a measurement" in process.stderr
 
 
 def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> None:
     (run, *_) = sorted(undisturbed.store.runs.iterdir())
     html = (run / "report.html").read_text()
-    for wanted in (
+    for text in (
         "Documents",
         "Why documents were dropped",
         "Quarantine",
@@ -272,10 +278,10 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
         "Held-out text",
         "<svg",
     ):
-        assert wanted in html
+        assert text in html
     without_namespaces = html.replace("http://www.w3.org/", "")
     assert "http://" not in without_namespaces.replace("http://purl.org", "").replace("http://creativecommons.org", "")
-    assert html.count("<script") == 1, "what sorts its tables, and nothing of a document's"
+    assert html.count("<script") == 1, "only the script that sorts tables"
     assert table_script() in html
 
 
@@ -285,7 +291,7 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     undisturbed: Session, tmp_path: Path, stage: str
 ) -> None:
-    """SIGKILL to the run and to the stage's process group, twice, at random numbers of files written."""
+    """SIGKILL to the run and to the stage's process group, twice, after random numbers of written files."""
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     random_ = random.Random(seed)
@@ -315,16 +321,16 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
         assert files_of(folder) == files_of(undisturbed.folder(stage))
 
 
-def kill_when_files_reach(command: list[str], folder: StageFolder, more: int) -> None:
-    """Start a run, and kill it and its stage once so many more files are there than before, or when it ends."""
+def kill_when_files_reach(command: list[str], folder: StageFolder, new_files: int) -> None:
+    """Start a run, and kill it and its stage after it has written a number of files, or when it ends."""
 
     def files() -> int:
         return sum(1 for part in (folder.data, folder.work) for _ in part.rglob("*")) if folder.path.exists() else 0
 
-    before, leases = files(), set((folder.path / "lease").glob("*.child.json"))
+    initial_files, leases = files(), set((folder.path / "lease").glob("*.child.json"))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and files() < before + more and folder.state() != "committed":
+    while process.poll() is None and files() < initial_files + new_files and folder.state() != "committed":
         assert time.monotonic() < deadline
         time.sleep(0.002)
     children = set((folder.path / "lease").glob("*.child.json")) - leases
@@ -341,9 +347,9 @@ def test_one_worker_and_a_permuted_listing_give_the_same_packed_set(undisturbed:
     manifest = corpus.write_project(tmp_path / "project", reverse=True)
     store = str(tmp_path / "store")
     gristmill("run", str(manifest), "--store", store, "--no-ui", "--until", "mix", "--set", "engine.workers=1")
-    other = open_session(str(manifest), [], store)
+    permuted_run = open_session(str(manifest), [], store)
     for stage in ("ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix"):
-        assert files_of(other.folder(stage)) == files_of(undisturbed.folder(stage)), stage
+        assert files_of(permuted_run.folder(stage)) == files_of(undisturbed.folder(stage)), stage
 
 
 def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
@@ -362,11 +368,11 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
         "--set",
         "engine.ranks=2",
     )
-    two = open_session(undisturbed.manifest_file, [], str(store)).folder("pretrain")
-    one = undisturbed.folder("pretrain")
-    assert [step for step, _ in losses_of(two)] == [step for step, _ in losses_of(one)]
-    for (_, mine), (_, other) in zip(losses_of(two), losses_of(one), strict=True):
-        assert mine == pytest.approx(other, abs=1e-4)
+    two_ranks = open_session(undisturbed.manifest_file, [], str(store)).folder("pretrain")
+    one_rank = undisturbed.folder("pretrain")
+    assert [step for step, _ in losses_of(two_ranks)] == [step for step, _ in losses_of(one_rank)]
+    for (_, loss_of_two), (_, loss_of_one) in zip(losses_of(two_ranks), losses_of(one_rank), strict=True):
+        assert loss_of_two == pytest.approx(loss_of_one, abs=1e-4)
 
 
 def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp_path: Path) -> None:

@@ -16,33 +16,33 @@ DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
 
 def planned(store: Path, *arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(store), "--json", "--gpus", "4", *arguments])
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    outcome = CliRunner().invoke(app, ["plan", DEMO, "--store", str(store), "--json", "--gpus", "4", *arguments])
+    assert outcome.exit_code == 0, outcome.output
+    plan: dict[str, Any] = json.loads(outcome.stdout)
+    return plan
 
 
 @pytest.mark.slow
 def test_a_plan_adds_up(tmp_path: Path) -> None:
-    found = planned(tmp_path, "--gpu", "H200", "--set", "pretrain.steps=1000", "--set", "pretrain.global_batch_size=16")
-    training, best = found["training"], found["forms"][0]
+    plan = planned(tmp_path, "--gpu", "H200", "--set", "pretrain.steps=1000", "--set", "pretrain.global_batch_size=16")
+    training, best = plan["training"], plan["forms"][0]
     assert training["tokens"] == 1000 * 16 * 256
-    assert training["flops"] == pytest.approx(training["tokens"] * found["model"]["flops_per_token"]["exact"])
+    assert training["flops"] == pytest.approx(training["tokens"] * plan["model"]["flops_per_token"]["exact"])
     assert best["fits"]
     assert best["gpu_hours"] == pytest.approx(best["seconds_per_step"] * 1000 / 3600 * 4)
-    assert best["cost"] == pytest.approx(best["gpu_hours"] * found["prices"]["per_gpu_hour"])
+    assert best["cost"] == pytest.approx(best["gpu_hours"] * plan["prices"]["per_gpu_hour"])
     assert best["memory"]["total"] == pytest.approx(
         sum(value for name, value in best["memory"].items() if name != "total")
     )
-    assert found["data"] is None
+    assert plan["data"] is None
 
 
 @pytest.mark.slow
 def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> None:
-    found = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
-    assert found["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
-    assert not any(form["fits"] for form in found["forms"])  # a process alone takes more than 1 GB
-    assert found["forms"][0]["cost"] is None
+    plan = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
+    assert plan["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
+    assert not any(form["fits"] for form in plan["forms"])  # a single process takes more than 1 GB
+    assert plan["forms"][0]["cost"] is None
 
 
 @pytest.mark.slow
@@ -55,24 +55,24 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments])
-    assert done.exit_code == 2
-    assert sentence in done.output
+    outcome = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments])
+    assert outcome.exit_code == 2
+    assert sentence in outcome.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"], env={"COLUMNS": str(columns)}
     )
-    assert done.exit_code == 0
-    assert max(map(len, done.stdout.splitlines())) <= columns
-    assert "8 x A100" in done.stdout
+    assert outcome.exit_code == 0
+    assert max(map(len, outcome.stdout.splitlines())) <= columns
+    assert "8 x A100" in outcome.stdout
 
 
 def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """100 tokens of documents in 104 of rows; the other source is read twice, from step 6 of 10 on anew."""
+    """100 document tokens in rows of 104; the other source is read twice, starting again at step 6 of 10."""
     source = {"share": 0.5, "tokens_read": 50.0, "tokens_there": 100, "epochs": 0.5, "wraps_at_step": None}
     print_data(
         Console(width=80),
@@ -95,9 +95,9 @@ def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.Captu
             },
         },
     )
-    shown = capsys.readouterr().out
-    assert "code    50.0%     50   25    2.00              6" in shown
-    assert "never" in shown
-    assert " ".join(shown.split()).endswith(
+    output = capsys.readouterr().out
+    assert "code    50.0%     50   25    2.00              6" in output
+    assert "never" in output
+    assert " ".join(output.split()).endswith(
         "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, 25.0% of the documents cut"
     )

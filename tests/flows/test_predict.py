@@ -1,4 +1,4 @@
-"""What a run would cost, from small samples: what is sampled, how it is extrapolated, what is refused."""
+"""Predictions of a run's cost from small samples: sampling, extrapolation, refusals."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def copied(folder: Path) -> dict[str, bytes]:
 def test_every_source_is_sampled_in_proportion_and_the_factor_is_what_is_missing(
     manifest: Manifest, tmp_path: Path
 ) -> None:
-    whole = sum((tmp_path / name).stat().st_size for name in ("web.jsonl", "packed.jsonl.gz", "rows.parquet"))
-    whole += sum(path.stat().st_size for path in (tmp_path / "notes").iterdir())
-    sample = take_sample(manifest, tmp_path / "sample", whole // 4, whole_python=False)
+    total_bytes = sum((tmp_path / name).stat().st_size for name in ("web.jsonl", "packed.jsonl.gz", "rows.parquet"))
+    total_bytes += sum(path.stat().st_size for path in (tmp_path / "notes").iterdir())
+    sample = take_sample(manifest, tmp_path / "sample", total_bytes // 4, whole_python=False)
     for name in ("notes", "web", "packed"):
         assert sample.factor(name) == pytest.approx(4, rel=0.3)
         assert sample.bytes_taken[name] == sum(map(len, copied(tmp_path / "sample" / name).values()))
@@ -83,16 +83,16 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
 
 
 def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
-    """Ten seconds, of which 4 went into shards: 100 times the text takes 6 + 400 s."""
-    one = predict.SampleRun(1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
-    row = predict.from_one_sample("filter", one, 1e8)
+    """Ten seconds, 4 of them for shards: 100 times the text takes 6 + 400 s."""
+    sample = predict.SampleRun(1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
+    row = predict.from_one_sample("filter", sample, 1e8)
     assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (pytest.approx(406.0), 300_000_000, 100_000)
-    none = predict.SampleRun(0.0, 0.0, 0, {}, {})
-    assert predict.from_samples("filter", one, none, 1e8, 1)["from"] == "one sample"
+    empty_sample = predict.SampleRun(0.0, 0.0, 0, {}, {})
+    assert predict.from_samples("filter", sample, empty_sample, 1e8, 1)["from"] == "one sample"
 
 
 def test_the_work_of_a_stage_is_counted_from_shard_to_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eight shards the first is done after 3 s and the last 7 s later: a second each; then another job."""
+    """The first of eight shards is done after 3 s and the last 7 s later: one second each; then a second job."""
     times = iter([3.0, 6.0, 10.0, 20.0, 22.0])
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
     watch = predict.ShardClock()
@@ -115,9 +115,9 @@ export: {}
     )
     session = open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "st"))
     node = session.plan["pretrain"]
-    before = session.store.folder("pretrain", "small", "0" * 64)
-    before.begin({})
-    before.commit(
+    earlier_output = session.store.folder("pretrain", "small", "0" * 64)
+    earlier_output.begin({})
+    earlier_output.commit(
         {
             "stage": "pretrain",
             "recipe": {**node.recipe, "steps": 10},
@@ -128,15 +128,15 @@ export: {}
         {},
     )
 
-    found = predict.predict(session, 100_000, budget_seconds=0.0)
+    prediction = predict.predict(session, 100_000, budget_seconds=0.0)
 
-    rows = {row["stage"]: row for row in found["stages"]}
+    rows = {row["stage"]: row for row in prediction["stages"]}
     assert list(rows) == list(session.plan)
     assert {name for name, row in rows.items() if "error" not in row} == {"pretrain"}
     assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (20.0, "a run before")
     assert "used up their time; allow more with --sample-seconds" in rows["ingest"]["error"]
     assert rows["mix"]["error"] == "a sample has too few tokens to be mixed"
-    predict.print_prediction(session, found)
+    predict.print_prediction(session, prediction)
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out
 
 
@@ -175,9 +175,9 @@ def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path)
         "--store",
         str(tmp_path / "st"),
     ]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
-    assert [row["stage"] for row in found["stages"]] == ["ingest", "filter", "dedup"]
-    assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in found["stages"])
+    prediction = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert [row["stage"] for row in prediction["stages"]] == ["ingest", "filter", "dedup"]
+    assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in prediction["stages"])
     true_text = 20 * 10 * len(SENTENCE) + 2 * 300 * 8 * len(SENTENCE) + 5000 * len(SENTENCE)
-    assert found["text_bytes"] == pytest.approx(true_text, rel=0.25)
+    assert prediction["text_bytes"] == pytest.approx(true_text, rel=0.25)
     assert not (tmp_path / "st").exists()

@@ -1,4 +1,4 @@
-"""What a person sees of examples that were prepared: the plan, one example's history, the report, the terminal."""
+"""Prepared examples in the plan, in an example's history, in the report and in the terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ dpo: {steps: 1, data: [{path: pairs.jsonl}], leaks: {against: quiz.jsonl}}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of which the examples are prepared, and nothing else is made."""
+    """A manifest whose only committed stage is the preparation of examples."""
     folder = tmp_path_factory.mktemp("prepared")
     answer = "The river runs slowly through old forests."
     chats = [
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("When?", f"{answer} Again."),
     ]
     for name, rows in {
-        "chats": [{"prompt": prompt, "completion": said} for prompt, said in chats],
+        "chats": [{"prompt": prompt, "completion": completion} for prompt, completion in chats],
         "pairs": [{"prompt": "q", "chosen": "a", "rejected": "b"}],
         "quiz": [{"question": LEAK}],
         "web": [{"text": "a"}],
@@ -106,24 +106,24 @@ def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_
 
 def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_threshold(folder: Path) -> None:
     session = opened(folder)
-    short = history(session, "chats.jsonl:3")
-    assert short["outcome"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
-    assert (short["source"], short["excerpt"]) == ("chats", "Why?\n\nBecause.")
-    assert [(one["stage"], one["keep"]) for one in short["stages"]] == [
+    short_example = history(session, "chats.jsonl:3")
+    assert short_example["outcome"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
+    assert (short_example["source"], short_example["excerpt"]) == ("chats", "Why?\n\nBecause.")
+    assert [(entry["stage"], entry["keep"]) for entry in short_example["stages"]] == [
         ("sft_prepare: dedup", True),
         ("sft_prepare: filter", False),
     ]
-    assert short["stages"][1]["threshold"] == 3
+    assert short_example["stages"][1]["threshold"] == 3
     assert (
         history(session, "chats.jsonl:4")["outcome"] == "dropped by sft_prepare: decontaminate: "
         "decontaminate/max_contamination"
     )
-    (kept,) = (
-        one
-        for one in survivors(session.folder("sft_prepare").data)["chats"]
-        if one["messages"][0]["content"] == "When?"
+    (kept_example,) = (
+        entry
+        for entry in survivors(session.folder("sft_prepare").data)["chats"]
+        if entry["messages"][0]["content"] == "When?"
     )
-    assert history(session, kept["id"])["outcome"] == "kept"
+    assert history(session, kept_example["id"])["outcome"] == "kept"
     with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
         history(session, "elsewhere.jsonl:1")
 
@@ -141,7 +141,7 @@ def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The cells of all tables of a page, row by row."""
+    """Return the cells of all tables of a page by row."""
     return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
 
 
@@ -151,13 +151,13 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         ["sft: chats", "5", "0", "3", "2", "max_contamination 1, exact_duplicate 1, min_words 1"]
     ]
     for width in (60, 80):
-        shown = Console(file=io.StringIO(), width=width)
-        print_examples(facts, shown)
-        assert max(map(len, shown.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
-        assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
+        console = Console(file=io.StringIO(), width=width)
+        print_examples(facts, console)
+        assert max(map(len, console.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
+        assert "sft: chats" in console.file.getvalue()  # type: ignore[attr-defined]
     page = html_of(preparation(facts, "sft_prepare"))
     assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
-        [unescape(cell) for cell in found] for found in rows_of(page)
+        [unescape(cell) for cell in page_row] for page_row in rows_of(page)
     ]
     for cells in (
         ["chats", "5", "0", "0", "3", "2"],
@@ -165,11 +165,11 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         ["filter", "answer", "4", "3"],
         ["quiz", "1", "1", "1"],
     ):
-        assert cells in [found[: len(cells)] for found in rows_of(page)]
+        assert cells in [page_row[: len(cells)] for page_row in rows_of(page)]
 
 
 def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
-    of_set = {
+    set_counts = {
         "name": "pairs",
         "path": "pairs.jsonl",
         "records": 9,
@@ -183,8 +183,8 @@ def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
         "prepared_dropped": {"exact_duplicate": 2},
         "audit": audit,
     }
-    drawn = {"name": "pairs", "pairs": 4, "held_out": 1, "drawn": 6, "drawn_share": 0.5}
-    return {"summaries": {"dpo_data": {"sets": [of_set]}, "dpo": {"sets": [drawn]}}}
+    drawn_pairs = {"name": "pairs", "pairs": 4, "held_out": 1, "drawn": 6, "drawn_share": 0.5}
+    return {"summaries": {"dpo_data": {"sets": [set_counts]}, "dpo": {"sets": [drawn_pairs]}}}
 
 
 def test_the_report_shows_every_number_of_the_audit() -> None:
@@ -201,5 +201,5 @@ def test_the_report_shows_every_number_of_the_audit() -> None:
     page = html_of(preferences(facts_of_pairs(audit)))
     for number in ("9", "6", "5", "11", "12", "13", "14", "61.5%", "15", "16", "17", "50.0%"):
         assert f">{number}</td>" in page, number
-    without = html_of(preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None})))
-    assert "evaluation set" not in without
+    page_without_leaks = html_of(preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None})))
+    assert "evaluation set" not in page_without_leaks

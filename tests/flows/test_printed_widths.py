@@ -1,4 +1,4 @@
-"""What is printed for people fits a terminal of 60 columns; what they copy from it is never cut."""
+"""Output for people fits a terminal of 60 columns; text that they copy from it is never truncated."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
 
 
-def step(**what: Any) -> dict[str, Any]:
-    return {"stage": "sft", "step": 3, "use": "read", "rank": None, "ranks": 1, "rows": [33, 5], **what}
+def step(**fields: Any) -> dict[str, Any]:
+    return {"stage": "sft", "step": 3, "use": "read", "rank": None, "ranks": 1, "rows": [33, 5], **fields}
 
 
 def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):

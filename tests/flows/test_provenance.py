@@ -1,4 +1,4 @@
-"""Following data through training, on packed sets that are made by hand."""
+"""Provenance of data through training, on packed sets made by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = np.arange(40 * 8).reshape(40, 8)
 
 
 def reading(folder: Path, packed: PackedSet | None = None, order: Order | None = None, **section: Any) -> Reading:
-    """A pre-training of 6 steps of 4 rows that has not begun."""
+    """Return a pre-training of 6 steps of 4 rows that has not started."""
     settings_ = Pretrain.model_validate({"steps": 6, "global_batch_size": 4, "seed": 1, **section})
     if order is None:
         assert packed is not None
@@ -47,12 +47,12 @@ def packed_set(folder: Path, rows: np.ndarray = ROWS) -> PackedSet:
     return PackedSet(folder)
 
 
-def record(one: Reading, steps: range, work: Path) -> None:
-    """Write the metrics that a training records at some steps."""
-    digest = one.fingerprint or ""
+def record(training: Reading, steps: range, work: Path) -> None:
+    """Write a training's recorded metrics at some steps."""
+    digest = training.fingerprint or ""
     lines = []
     for step in range(1, steps.stop):
-        digest = extend_digest(digest, one.rows(step))
+        digest = extend_digest(digest, training.rows(step))
         if step in steps:
             lines.append(json.dumps({"step": step, "rows_digest": digest}) + "\n")
     work.mkdir(parents=True)
@@ -60,7 +60,7 @@ def record(one: Reading, steps: range, work: Path) -> None:
 
 
 def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
-    """A reinforcement learning that has not begun."""
+    """Return a reinforcement learning that has not started."""
     settings_ = Rl.model_validate(
         {"data": [{"path": "p.jsonl"}], "rewards": [{"kind": "contains", "text": "e"}], "seed": 1, **section}
     )
@@ -74,11 +74,11 @@ def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
     )
 
 
-def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[int]]:
-    """Step -> the wanted rows that it reads, by looking at all rows of all steps."""
+def found_by_looking(training: Any, steps: int, wanted_rows: list[int]) -> dict[int, list[int]]:
+    """Return the wanted rows that each step reads, by scanning all rows of all steps."""
     expected: dict[int, list[int]] = {}
     for step in range(1, steps + 1):
-        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
+        hits = sorted(row for row in training.rows(step).tolist() if row in wanted_rows)
         if hits:
             expected[step] = hits
     return expected
@@ -90,7 +90,7 @@ def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[
 def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
     prompts: int, groups: int, steps_per_batch: int, epochs: int, steps: int, data: st.DataObject
 ) -> None:
-    one = reinforcement(
+    training = reinforcement(
         Path("nowhere"),
         prompts,
         group_size=2,
@@ -99,13 +99,15 @@ def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
         steps_per_batch=steps_per_batch,
         epochs_per_batch=epochs,
     )
-    wanted = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
-    assert one.steps_that_read(np.array(wanted)) == found_by_looking(one, steps, wanted)
+    wanted_prompts = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
+    assert training.steps_that_read(np.array(wanted_prompts)) == found_by_looking(training, steps, wanted_prompts)
 
 
 def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(tmp_path: Path) -> None:
-    one = reinforcement(tmp_path, 8, group_size=2, global_batch_size=4, steps=8, steps_per_batch=2, epochs_per_batch=2)
-    prompts = [one.rows(step).tolist() for step in (1, 2)]
+    training = reinforcement(
+        tmp_path, 8, group_size=2, global_batch_size=4, steps=8, steps_per_batch=2, epochs_per_batch=2
+    )
+    prompts = [training.rows(step).tolist() for step in (1, 2)]
     batch = [
         {
             "id": f"prompt-{number}",
@@ -118,21 +120,21 @@ def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from
             "rewards": {"contains": float(place)},
             "advantage": place - 0.5,
         }
-        for of_step in prompts
-        for number in of_step
+        for step_prompts in prompts
+        for number in step_prompts
         for place in range(2)
     ]
-    assert answers_of_step(one, 1) == []
+    assert answers_of_step(training, 1) == []
     keep_batch(tmp_path / "work" / "answers", 0, batch, ["contains"])
-    assert answers_of_step(one, 1) == answers_of_step(one, 3) == batch[:4]
-    assert answers_of_step(one, 2) == answers_of_step(one, 4) == batch[4:]
-    assert answers_of_step(one, 5) == []
-    assert [answer["id"] for answer in answers_of_step(one, 2)[::2]] == [f"prompt-{row}" for row in prompts[1]]
-    assert answers_of_step(one, 1, share=1, shares=3) == [batch[1]]
+    assert answers_of_step(training, 1) == answers_of_step(training, 3) == batch[:4]
+    assert answers_of_step(training, 2) == answers_of_step(training, 4) == batch[4:]
+    assert answers_of_step(training, 5) == []
+    assert [answer["id"] for answer in answers_of_step(training, 2)[::2]] == [f"prompt-{row}" for row in prompts[1]]
+    assert answers_of_step(training, 1, share=1, shares=3) == [batch[1]]
     (tmp_path / "data").mkdir()
     gather_batches(tmp_path / "work" / "answers", 1, tmp_path / "data" / "answers.parquet")
     shutil.rmtree(tmp_path / "work")
-    assert answers_of_step(one, 4) == batch[4:]
+    assert answers_of_step(training, 4) == batch[4:]
 
 
 @pytest.mark.slow
@@ -141,31 +143,31 @@ def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from
 def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
     counts: list[int], batch: int, steps: int, data: st.DataObject
 ) -> None:
-    one = reading(Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch)
-    wanted = data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True))
-    assert one.steps_that_read(np.array(wanted)) == found_by_looking(one, steps, wanted)
+    training = reading(Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch)
+    wanted_rows = data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True))
+    assert training.steps_that_read(np.array(wanted_rows)) == found_by_looking(training, steps, wanted_rows)
 
 
 def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(tmp_path: Path) -> None:
-    one = reading(tmp_path, packed_set(tmp_path / "set"))
-    assert one.steps_done() == 0
+    training = reading(tmp_path, packed_set(tmp_path / "set"))
+    assert training.steps_done() == 0
     for step, name in ((2, "complete.json"), (4, "half.bin")):
         folder = tmp_path / "work" / "checkpoints" / f"step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / name).write_text("{}")
-    assert one.checkpoints() == [2]
-    assert one.steps_done() == 2
+    assert training.checkpoints() == [2]
+    assert training.steps_done() == 2
     (tmp_path / "work" / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4')
-    assert one.steps_done() == 3
-    assert [one.use(step, 3) for step in (3, 4)] == ["read", "will read"]
+    assert training.steps_done() == 3
+    assert [training.use(step, 3) for step in (3, 4)] == ["read", "will read"]
     with pytest.raises(TraceError, match="pretrain has 6 steps; there is no step 7"):
-        one.rows(7)
+        training.rows(7)
 
 
 def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set")
-    one, longer = reading(tmp_path / "a", packed), reading(tmp_path / "b", packed, steps=9)
-    assert compare_readings(one, longer) == {
+    training, longer = reading(tmp_path / "a", packed), reading(tmp_path / "b", packed, steps=9)
+    assert compare_readings(training, longer) == {
         "first_difference": None,
         "same_steps": 6,
         "steps": [6, 9],
@@ -177,42 +179,42 @@ def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> Non
     other_batch = reading(
         tmp_path / "c", packed, batch_ramp=[{"until_step": 3, "global_batch_size": 4}], global_batch_size=5
     )
-    assert compare_readings(one, other_batch)["first_difference"] == 4
-    assert compare_readings(one, reading(tmp_path / "d", packed, seed=2))["first_difference"] == 1
+    assert compare_readings(training, other_batch)["first_difference"] == 4
+    assert compare_readings(training, reading(tmp_path / "d", packed, seed=2))["first_difference"] == 1
 
 
 def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(tmp_path: Path) -> None:
     changed = ROWS.copy()
-    one = reading(tmp_path / "a", packed_set(tmp_path / "set"))
-    changed[one.rows(5)[2], 7] += 1
-    found = compare_readings(one, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed)))
-    assert (found["same_set"], found["first_difference"]) == (False, 5)
+    training = reading(tmp_path / "a", packed_set(tmp_path / "set"))
+    changed[training.rows(5)[2], 7] += 1
+    comparison = compare_readings(training, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed)))
+    assert (comparison["same_set"], comparison["first_difference"]) == (False, 5)
 
 
 def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set")
     ramp = [{"until_step": 3, "global_batch_size": 4}]
-    one = reading(tmp_path / "a", packed)
-    other = reading(tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5)
-    record(one, range(2, 7, 2), tmp_path / "a" / "work")
-    record(other, range(2, 7, 2), tmp_path / "b" / "work")
-    looked_at: list[int] = []
+    training = reading(tmp_path / "a", packed)
+    other_training = reading(tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5)
+    record(training, range(2, 7, 2), tmp_path / "a" / "work")
+    record(other_training, range(2, 7, 2), tmp_path / "b" / "work")
+    checked_steps: list[int] = []
     original = RowPlan.rows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            RowPlan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(self, order, step)
+            RowPlan, "rows", lambda self, order, step: checked_steps.append(step + 1) or original(self, order, step)
         )
         patch.setattr("gristmill.flows.questions.trace._is_attested", lambda reading, record: True)
-        found = compare_readings(one, other)
-    assert (found["first_difference"], found["recorded"]) == (4, {"agree": 2, "differ": 4})
-    assert sorted(set(looked_at)) == [3, 4]
-    assert compare_readings(one, other)["attested"] == [True, True]
+        comparison = compare_readings(training, other_training)
+    assert (comparison["first_difference"], comparison["recorded"]) == (4, {"agree": 2, "differ": 4})
+    assert sorted(set(checked_steps)) == [3, 4]
+    assert compare_readings(training, other_training)["attested"] == [True, True]
     (tmp_path / "b" / "work" / "metrics.jsonl").write_text('{"step": 2, "rows_digest": "0"}\n')
-    assert compare_readings(one, other)["attested"] == [True, False]
+    assert compare_readings(training, other_training)["attested"] == [True, False]
 
 
 def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:
-    """5,000 documents in two shards; the described ones lie in different row groups."""
+    """5,000 documents in two shards; the described ones are in different row groups."""
     uuid = "0" * 8 + "-0000-0000-0000-" + "0" * 12
     inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality", "langid")}
     ids = []
@@ -221,13 +223,13 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
             f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}" for n in range(2500)
         ]
         metadata = ['{"url": "https://other.example"}' if n == 2400 else "{}" for n in range(2500)]
-        own = [document_id("web", locator, "text") for locator in locators]
-        ids.append(own)
+        shard_ids = [document_id("web", locator, "text") for locator in locators]
+        ids.append(shard_ids)
         write_table(
             inputs["ingest"] / f"part-{shard}.parquet",
             pa.table(
                 [
-                    pa.array(own, pa.binary(16)),
+                    pa.array(shard_ids, pa.binary(16)),
                     pa.array(["web"] * 2500).dictionary_encode(),
                     pa.array(locators),
                     pa.array(["text"] * 2500, pa.large_string()),
@@ -236,65 +238,78 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
                 schema=DOCUMENT_SCHEMA,
             ),
         )
-        judged = {"id": pa.array(own, pa.binary(16)), "keep": [True] * 2500}
+        verdict_columns = {"id": pa.array(shard_ids, pa.binary(16)), "keep": [True] * 2500}
         write_table(
-            inputs["quality"] / f"part-{shard}.parquet", pa.table({**judged, "quality": np.arange(2500) / 2500})
+            inputs["quality"] / f"part-{shard}.parquet",
+            pa.table({**verdict_columns, "quality": np.arange(2500) / 2500}),
         )
         write_table(
             inputs["langid"] / f"part-{shard}.parquet",
             pa.table(
-                {**judged, "language": ["de" if n % 2 else "en" for n in range(2500)], "language_score": [0.9] * 2500}
+                {
+                    **verdict_columns,
+                    "language": ["de" if n % 2 else "en" for n in range(2500)],
+                    "language_score": [0.9] * 2500,
+                }
             ),
         )
         write_table(
             inputs["dedup"] / f"part-{shard}.parquet",
             pa.table(
                 {
-                    **judged,
-                    "cluster": pa.array(own, pa.binary(16)),
+                    **verdict_columns,
+                    "cluster": pa.array(shard_ids, pa.binary(16)),
                     "cluster_size": [3] * 2500,
                     "jaccard": pa.nulls(2500, pa.float64()),
                 }
             ),
         )
     packed = packed_set(tmp_path / "set")
-    entries = sorted((one, shard, row, 0, False, None) for shard, own in enumerate(ids) for row, one in enumerate(own))
+    entries = sorted(
+        (entry_id, shard, row, 0, False, None)
+        for shard, shard_ids in enumerate(ids)
+        for row, entry_id in enumerate(shard_ids)
+    )
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA))
-    wanted = [ids[1][2400], ids[0][7]]
-    found = describe_documents(packed, inputs, wanted)
-    step = {"step": 3, "suspects": [wanted[1].hex()], "documents": [{"id": wanted[1].hex(), "loss": 9.0}, {"id": "ab"}]}
+    wanted_ids = [ids[1][2400], ids[0][7]]
+    descriptions = describe_documents(packed, inputs, wanted_ids)
+    step = {
+        "step": 3,
+        "suspects": [wanted_ids[1].hex()],
+        "documents": [{"id": wanted_ids[1].hex(), "loss": 9.0}, {"id": "ab"}],
+    }
     (joined,) = with_origins([step], packed.folder, inputs)
     assert joined["documents"] == [
         {
-            "id": wanted[1].hex(),
+            "id": wanted_ids[1].hex(),
             "loss": 9.0,
-            **{key: value for key, value in found[wanted[1]].items() if key not in ("id", "source")},
+            **{key: value for key, value in descriptions[wanted_ids[1]].items() if key not in ("id", "source")},
         },
         {"id": "ab"},
     ]
-    assert found == {
-        wanted[0]: {
-            "id": wanted[0].hex(),
+    assert descriptions == {
+        wanted_ids[0]: {
+            "id": wanted_ids[0].hex(),
             "source": "web",
             "locator": "1.jsonl#2400",
             "url": "https://other.example",
             "quality": {"quality": 0.96},
             "language": "en",
-            "cluster": wanted[0].hex(),
+            "cluster": wanted_ids[0].hex(),
             "cluster_size": 3,
         },
-        wanted[1]: {
-            "id": wanted[1].hex(),
+        wanted_ids[1]: {
+            "id": wanted_ids[1].hex(),
             "source": "web",
             "locator": f"https://site.example/0/7#part#{uuid}",
             "url": "https://site.example/0/7#part",
             "quality": {"quality": 0.0028},
             "language": "de",
-            "cluster": wanted[1].hex(),
+            "cluster": wanted_ids[1].hex(),
             "cluster_size": 3,
         },
     }
-    swapped = [(one, 1 - shard, *rest) for one, shard, *rest in entries]
+    swapped = [(entry_id, 1 - shard, *other_fields) for entry_id, shard, *other_fields in entries]
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA))
     with pytest.raises(MisalignedError, match=r"part-0.parquet: row 2400 is document .* run the mix stage again"):
-        describe_documents(packed, inputs, wanted)
+        describe_documents(packed, inputs, wanted_ids)

@@ -1,4 +1,4 @@
-"""A run that Python starts is one of the command line's, and says the same when it is asked."""
+"""Runs from Python equal those of the command line and give the same answers."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix"
 
 
 def write_short_project(folder: Path) -> Path:
-    """A project that ends with its pre-training."""
+    """Write a project that ends with pre-training."""
     file = write_project(folder)
-    kept = [line for line in file.read_text().splitlines() if not line.startswith(("sft", "dpo", "evaluate", "export"))]
-    file.write_text("\n".join(kept))
+    remaining_lines = [
+        line for line in file.read_text().splitlines() if not line.startswith(("sft", "dpo", "evaluate", "export"))
+    ]
+    file.write_text("\n".join(remaining_lines))
     return file
 
 
@@ -53,13 +55,13 @@ def run(project: Path) -> gristmill.Run:
     return gristmill.run(project, set=TRAINING, store=project.parent / "store", progress=False)
 
 
-def on_the_command_line(run: gristmill.Run, project: Path, verb: str, *rest: str) -> Any:
+def on_the_command_line(run: gristmill.Run, project: Path, verb: str, *arguments: str) -> Any:
     settings = [f"--set={key}={value}" for key, value in TRAINING.items() if verb != "whatif"]
-    done = CliRunner().invoke(
-        app, [verb, str(project), *rest, *settings, "--store", str(run.path.parent.parent), "--json"]
+    outcome = CliRunner().invoke(
+        app, [verb, str(project), *arguments, *settings, "--store", str(run.path.parent.parent), "--json"]
     )
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout)
 
 
 def a_small_one(folder: Path, documents: int = 6, **sections: Any) -> gristmill.Manifest:
@@ -77,11 +79,13 @@ def test_a_run_has_its_stages_with_what_they_made_and_measured(run: gristmill.Ru
     assert list(run.stages) == STAGES
     assert {stage.state for stage in run.stages.values()} == {"committed"}
     assert {stage.how for stage in run.stages.values()} == {"Completed"}
-    read = run.stages["ingest"]
-    assert read.counts is not None
-    assert read.counts["read"] == sum(read.counts["dropped"].values(), read.counts["kept"] + read.counts["quarantined"])
+    ingest = run.stages["ingest"]
+    assert ingest.counts is not None
+    assert ingest.counts["read"] == sum(
+        ingest.counts["dropped"].values(), ingest.counts["kept"] + ingest.counts["quarantined"]
+    )
     assert run.stages["pretrain"].counts is None
-    assert run.summaries["ingest"]["counts"] == read.counts
+    assert run.summaries["ingest"]["counts"] == ingest.counts
     assert (run.folder("mix") / "packed.json").is_file()
     assert repr(run) == f"Run({run.name!r}: completed, 8 of 8 stages committed)"
 
@@ -106,21 +110,21 @@ def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) ->
     assert run.explain(document, text=True).found == on_the_command_line(run, project, "explain", document, "--text")
     assert run.trace(2).found == on_the_command_line(run, project, "trace", "--step", "2")
     assert run.trace_document(document).found == on_the_command_line(run, project, "trace", "--document", document)
-    assert [one.found for one in run.thresholds()] == on_the_command_line(run, project, "whatif")
+    assert [threshold.found for threshold in run.thresholds()] == on_the_command_line(run, project, "whatif")
 
 
 def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
     run: gristmill.Run, project: Path
 ) -> None:
-    """The steps of a training are known before it is trained."""
+    """The rows of every step are known before training."""
     settings = {**TRAINING, "pretrain.steps": 5}
     ended = gristmill.run(project, set=settings, until="mix", store=run.path.parent.parent, progress=False)
     overrides = [f"--set={key}={value}" for key, value in settings.items()]
 
     def answer_of(*words: str) -> Any:
-        done = CliRunner().invoke(app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
+        outcome = CliRunner().invoke(app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"])
+        assert outcome.exit_code == 0, outcome.output
+        return json.loads(outcome.stdout)
 
     for ended_run in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
         step = ended_run.trace(5)
@@ -135,8 +139,8 @@ def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
 def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: gristmill.Run, project: Path) -> None:
     store = ["--store", str(run.path.parent.parent)]
     document = run.trace(1).documents[0]["id"]
-    listed = project.with_name("list.txt")
-    listed.write_text(document)
+    id_file = project.with_name("list.txt")
+    id_file.write_text(document)
     sections = ("pretrain", "  model", "  steps", "  global", "  micro", "  log_every", "  validate")
     untrained = [line for line in project.read_text().splitlines() if not line.startswith(sections)]
     for name, lines in (
@@ -145,9 +149,9 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: grist
     ):
         manifest = project.with_name(f"{name}.yaml")
         manifest.write_text("\n".join(lines))
-        done = CliRunner().invoke(app, ["takedown", str(manifest), "--ids", str(listed), "--json", *store])
-        assert done.exit_code == 0, done.output
-        takedown = json.loads(done.stdout)
+        outcome = CliRunner().invoke(app, ["takedown", str(manifest), "--ids", str(id_file), "--json", *store])
+        assert outcome.exit_code == 0, outcome.output
+        takedown = json.loads(outcome.stdout)
         assert takedown["excluded"] == [document]
         assert (takedown["first_step"], takedown["checkpoints"], takedown["models"]) == (
             None,
@@ -162,40 +166,44 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: grist
 def test_answers_are_objects(
     run: gristmill.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = run.whatif({"filter.gopher_quality.min_words": 345})
-    assert 0 < found.then["web"].documents < found.now["web"].documents
-    assert isinstance(found.now["web"].tokens, int)
-    told = run.explain(found.cuts[0]["failing"][0]["id"])
-    assert told.kept
-    assert [judged.stage for judged in told.stages] == ["filter", "dedup", "quality"]
-    assert told.metadata["author"].startswith("a")
-    assert all(judged.keep and judged.values for judged in told.stages)
+    replay = run.whatif({"filter.gopher_quality.min_words": 345})
+    assert 0 < replay.then["web"].documents < replay.now["web"].documents
+    assert isinstance(replay.now["web"].tokens, int)
+    explained = run.explain(replay.cuts[0]["failing"][0]["id"])
+    assert explained.kept
+    assert [verdict.stage for verdict in explained.stages] == ["filter", "dedup", "quality"]
+    assert explained.metadata["author"].startswith("a")
+    assert all(verdict.keep and verdict.values for verdict in explained.stages)
     step = run.trace(1)
     assert step.tokens == sum(document["tokens"] for document in step.documents) > 0
-    steps = {one["step"] for one in run.trace_document(step.documents[0]["id"]).steps}
+    steps = {entry["step"] for entry in run.trace_document(step.documents[0]["id"]).steps}
     assert 1 in steps
-    # In a notebook, too, it is plain text.
+    # The output is plain text in a notebook too.
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    told.show()
-    assert told.id in capsys.readouterr().out
+    explained.show()
+    assert explained.id in capsys.readouterr().out
 
 
 def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(tmp_path: Path) -> None:
     rules = {"gopher_quality": {"min_words": 13, "min_stop_words": 0}}
-    written = a_small_one(tmp_path / "project", prepare=[{"filter": {"rules": rules}}])
+    manifest = a_small_one(tmp_path / "project", prepare=[{"filter": {"rules": rules}}])
     store = gristmill.Store(tmp_path / "store")
-    made = gristmill.run(written.save(tmp_path / "project" / "small.yaml"), store=store, progress=False)
+    original_run = gristmill.run(manifest.save(tmp_path / "project" / "small.yaml"), store=store, progress=False)
     shutil.rmtree(tmp_path / "project")
-    again = store.run()
-    assert (again.name, again.stages, again.manifest) == (made.name, made.stages, made.manifest)
+    reopened_run = store.run()
+    assert (reopened_run.name, reopened_run.stages, reopened_run.manifest) == (
+        original_run.name,
+        original_run.stages,
+        original_run.manifest,
+    )
     changed = {"filter.gopher_quality.min_words": 15}
-    assert again.whatif(changed).found == made.whatif(changed).found
-    assert again.whatif(changed) == made.whatif(changed)
-    document = again.whatif(changed).cuts[0]["failing"][0]["id"]
-    assert again.explain(document) == made.explain(document)
-    assert again.documents().to_table() == made.documents().to_table()
-    assert "min_words" in again.report().page
-    assert [one.name for one in store.runs] == [made.name]
+    assert reopened_run.whatif(changed).found == original_run.whatif(changed).found
+    assert reopened_run.whatif(changed) == original_run.whatif(changed)
+    document = reopened_run.whatif(changed).cuts[0]["failing"][0]["id"]
+    assert reopened_run.explain(document) == original_run.explain(document)
+    assert reopened_run.documents().to_table() == original_run.documents().to_table()
+    assert "min_words" in reopened_run.report().page
+    assert [stored_run.name for stored_run in store.runs] == [original_run.name]
     assert {stage.name for stage in store.stages} == {"ingest", "filter"}
 
 
@@ -221,14 +229,14 @@ def test_documents_are_a_dataset_with_every_column_of_every_step(run: gristmill.
 def test_documents_are_filtered_without_being_read_before(run: gristmill.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     documents, words = run.documents(), pyarrow.dataset.field("words")
     long = documents.filter(words > 320)
-    expected = [one for one in documents.to_table(columns=["id", "words"]).to_pylist() if (one["words"] or 0) > 320]
+    expected = [row for row in documents.to_table(columns=["id", "words"]).to_pylist() if (row["words"] or 0) > 320]
     assert 0 < len(expected) < documents.count_rows()
     assert long.to_table(columns=["id", "words"]).to_pylist() == expected
     assert long.count_rows() == run.documents(where="words > 320").count_rows() == len(expected)
     assert (
         long.filter(words < 340).count_rows()
         == long.count_rows(filter=words < 340)
-        == sum(one["words"] < 340 for one in expected)
+        == sum(row["words"] < 340 for row in expected)
     )
     assert pickle.loads(pickle.dumps(long)).count_rows() == len(expected)
     monkeypatch.setattr("gristmill.dataprep.corpus.read_table", lambda *_, **__: pytest.fail("a shard was read"))
@@ -240,11 +248,11 @@ def test_documents_go_into_other_libraries_with_the_same_values(run: gristmill.R
     expected = documents.to_table().to_pylist()
     relation = documents.to_duckdb()
     assert relation.filter("words > 320").aggregate("count(*)").fetchall() == [
-        (sum((one["words"] or 0) > 320 for one in expected),)
+        (sum((row["words"] or 0) > 320 for row in expected),)
     ]
     pytest.importorskip("pandas")
     frame = documents.to_pandas()
-    assert list(frame["text"]) == [one["text"] for one in expected]
+    assert list(frame["text"]) == [row["text"] for row in expected]
     pytest.importorskip("datasets")
     assert list(documents.to_hf()) == expected
 
@@ -252,9 +260,9 @@ def test_documents_go_into_other_libraries_with_the_same_values(run: gristmill.R
 def test_documents_go_into_polars_lazily(run: gristmill.Run) -> None:
     polars = pytest.importorskip("polars")
     documents = run.documents()
-    found = documents.to_polars().filter(polars.col("words") > 320).select("id", "words").collect()
+    frame = documents.to_polars().filter(polars.col("words") > 320).select("id", "words").collect()
     assert (
-        found.to_dicts()
+        frame.to_dicts()
         == documents.filter(pyarrow.dataset.field("words") > 320).to_table(columns=["id", "words"]).to_pylist()
     )
 
@@ -275,39 +283,43 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 
 def test_nothing_is_run_again_and_the_plan_says_so(run: gristmill.Run, project: Path) -> None:
     store = run.path.parent.parent
-    planned = gristmill.plan(project, set=TRAINING, store=store)
-    assert [(stage.stage, stage.action) for stage in planned] == [(name, "reuse") for name in STAGES]
-    planned = gristmill.plan(project, until="dedup", set={"filter.gopher_quality.min_words": 40}, store=store)
-    assert {stage.stage: stage.action for stage in planned} == {"ingest": "reuse", "filter": "make", "dedup": "make"}
-    assert "min_words 50 -> 40" in planned[1].reason
-    again = gristmill.run(gristmill.Manifest.load(project), until="mix", set=TRAINING, store=store, progress=False)
-    assert {stage.how for stage in again.stages.values()} == {"Cached"}
-    assert again.stages["mix"].fingerprint == run.stages["mix"].fingerprint
+    planned_stages = gristmill.plan(project, set=TRAINING, store=store)
+    assert [(stage.stage, stage.action) for stage in planned_stages] == [(name, "reuse") for name in STAGES]
+    planned_stages = gristmill.plan(project, until="dedup", set={"filter.gopher_quality.min_words": 40}, store=store)
+    assert {stage.stage: stage.action for stage in planned_stages} == {
+        "ingest": "reuse",
+        "filter": "make",
+        "dedup": "make",
+    }
+    assert "min_words 50 -> 40" in planned_stages[1].reason
+    second_run = gristmill.run(gristmill.Manifest.load(project), until="mix", set=TRAINING, store=store, progress=False)
+    assert {stage.how for stage in second_run.stages.values()} == {"Cached"}
+    assert second_run.stages["mix"].fingerprint == run.stages["mix"].fingerprint
 
 
 def test_a_manifest_without_a_file_is_run_and_can_be_run_again_by_the_file_that_commands_name(tmp_path: Path) -> None:
-    made = a_small_one(tmp_path)
-    run = gristmill.run(made, store=tmp_path / "store", progress=False)
+    manifest = a_small_one(tmp_path)
+    run = gristmill.run(manifest, store=tmp_path / "store", progress=False)
     assert run.stages["ingest"].counts is not None
     assert run.stages["ingest"].counts["kept"] == 6
     file = read_json(run.path / "run.json")["manifest_file"]
-    assert gristmill.Manifest.load(file) == made == run.manifest
+    assert gristmill.Manifest.load(file) == manifest == run.manifest
     assert [stage.action for stage in gristmill.plan(file, store=tmp_path / "store")] == ["reuse"]
 
 
 def test_it_works_inside_a_running_event_loop_and_in_another_thread(tmp_path: Path) -> None:
-    made, found = a_small_one(tmp_path), []
+    manifest, finished_runs = a_small_one(tmp_path), []
 
     async def cell() -> None:
-        found.append(gristmill.run(made, store=tmp_path / "one", progress=False))
+        finished_runs.append(gristmill.run(manifest, store=tmp_path / "one", progress=False))
 
     asyncio.run(cell())
     thread = threading.Thread(
-        target=lambda: found.append(gristmill.run(made, store=tmp_path / "other", progress=False))
+        target=lambda: finished_runs.append(gristmill.run(manifest, store=tmp_path / "other", progress=False))
     )
     thread.start()
     thread.join()
-    assert [run.state for run in found] == ["completed", "completed"]
+    assert [run.state for run in finished_runs] == ["completed", "completed"]
 
 
 def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) -> None:
@@ -316,44 +328,44 @@ def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) 
         "import gristmill\nprint('begins')\nrun = gristmill.run('small.yaml', set={'engine.mode': 'processes'})\n"
         "print(run.stages['ingest'].counts['kept'])\n"
     )
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    process = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
     assert (lines[0], lines[-1], lines.count("begins")) == ("begins", "6", 1)
-    assert re.search(r"^\+ ingest +Completed ", done.stdout, re.MULTILINE)  # on a slow machine behind its progress
+    assert re.search(r"^\+ ingest +Completed ", process.stdout, re.MULTILINE)  # on a slow machine after its progress
 
 
 def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, store = a_small_one(tmp_path), gristmill.Store(tmp_path / "store")
+    manifest, store = a_small_one(tmp_path), gristmill.Store(tmp_path / "store")
 
-    begin = TerminalObserver.stage_started
+    stage_started = TerminalObserver.stage_started
 
     def pressed(*arguments: Any) -> None:
-        begin(*arguments)
+        stage_started(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
         patched.setattr(TerminalObserver, "stage_started", pressed)
         with pytest.raises(KeyboardInterrupt):
-            gristmill.run(made, store=store, progress=False)
+            gristmill.run(manifest, store=store, progress=False)
     assert store.run().state == "interrupted"
-    assert gristmill.run(made, store=store, progress=False).state == "completed"
+    assert gristmill.run(manifest, store=store, progress=False).state == "completed"
     assert [run.state for run in store.runs] == ["interrupted", "completed"]
 
 
 def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(tmp_path: Path) -> None:
-    made = a_small_one(tmp_path)
+    manifest = a_small_one(tmp_path)
     (tmp_path / "web" / "b.jsonl").write_text("no json\n" * 4)
     store = gristmill.Store(tmp_path / "store")
     with pytest.raises(gristmill.StageFailedError, match=r"ingest: .*quarantined") as failed:
-        gristmill.run(made, store=store, progress=False)
+        gristmill.run(manifest, store=store, progress=False)
     assert "resume with: " in str(failed.value)
     assert store.run().state == "failed"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
         ({"until": "dedup"}, gristmill.UnknownStageError, "has no stage 'dedup'"),
         ({"until": "ingset"}, gristmill.UnknownStageError, "did you mean 'ingest'"),
@@ -364,30 +376,30 @@ def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(tm
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_bad_arguments_get_one_sentence_and_nothing_is_run(
-    arguments: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+    arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     for call in (gristmill.run, gristmill.plan):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             call(a_small_one(tmp_path), **{"store": tmp_path / "store", **arguments})
     assert not (tmp_path / "store" / "runs").exists()
     with pytest.raises(gristmill.UnknownRunError, match="has no runs yet"):
         gristmill.Store(tmp_path / "store").run()
 
 
-@pytest.mark.parametrize("given_as", ["a run", "its folder", "the folder of its packed set"])
-def test_a_stream_reads_what_the_trace_of_the_runs_training_says(run: gristmill.Run, given_as: str) -> None:
-    place: Any = {"a run": run, "its folder": run.path, "the folder of its packed set": run.folder("mix")}[given_as]
+@pytest.mark.parametrize("location", ["a run", "its folder", "the folder of its packed set"])
+def test_a_stream_reads_what_the_trace_of_the_runs_training_says(run: gristmill.Run, location: str) -> None:
+    place: Any = {"a run": run, "its folder": run.path, "the folder of its packed set": run.folder("mix")}[location]
     seed = json.loads((run.path / "run.json").read_text())["manifest"]["seed"]
-    told = {} if given_as != "the folder of its packed set" else {"seed": seed}
-    rows = gristmill.stream(place, batch_size=len(run.trace(1).rows), provenance=True, **told)
+    seed_option = {} if location != "the folder of its packed set" else {"seed": seed}
+    rows = gristmill.stream(place, batch_size=len(run.trace(1).rows), provenance=True, **seed_option)
     for step, batch in zip(range(1, TRAINING["pretrain.steps"] + 1), rows, strict=False):
-        traced, read = run.trace(step), batch["provenance"]
-        assert [one["row"] for one in read] == traced.rows
+        traced, row_provenance = run.trace(step), batch["provenance"]
+        assert [entry["row"] for entry in row_provenance] == traced.rows
         tokens: Counter[tuple[str, str]] = Counter()
-        for one in read:
-            for piece in one["documents"]:
-                tokens[piece["id"], one["source"]] += piece["length"]
-        assert tokens == {(one["id"], one["source"]): one["tokens"] for one in traced.documents}
+        for entry in row_provenance:
+            for piece in entry["documents"]:
+                tokens[piece["id"], entry["source"]] += piece["length"]
+        assert tokens == {(entry["id"], entry["source"]): entry["tokens"] for entry in traced.documents}
 
 
 def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> None:
@@ -411,9 +423,9 @@ def test_the_report_stands_in_a_frame_that_runs_nothing_and_the_run_is_a_table(
     run: gristmill.Run, tmp_path: Path
 ) -> None:
     report = run.report()
-    shown = report._repr_html_()
-    assert shown.startswith('<iframe sandbox="" srcdoc="')
-    assert shown.count("<") == 2  # the frame's own: all of the page is escaped inside
+    frame = report._repr_html_()
+    assert frame.startswith('<iframe sandbox="" srcdoc="')
+    assert frame.count("<") == 2  # only the frame's own tags: the page inside is escaped
     assert report.save(tmp_path / "report.html").read_text() == report.page
     table = run._repr_html_()
     assert all(f">{name}</td>" in table for name in STAGES)
@@ -421,22 +433,22 @@ def test_the_report_stands_in_a_frame_that_runs_nothing_and_the_run_is_a_table(
 
 @pytest.fixture
 def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a notebook has been shown, as HTML, every update."""
-    shown: list[str] = []
+    """HTML of every display and update in a fake notebook."""
+    displays: list[str] = []
 
-    def display(one: Any, display_id: bool) -> Any:
-        shown.append(one._repr_html_())
-        return SimpleNamespace(update=lambda one: shown.append(one._repr_html_()))
+    def display(element: Any, display_id: bool) -> Any:
+        displays.append(element._repr_html_())
+        return SimpleNamespace(update=lambda element: displays.append(element._repr_html_()))
 
     monkeypatch.setitem(
         sys.modules,
         "IPython",
-        SimpleNamespace(  # matplotlib asks for its version, too
+        SimpleNamespace(  # matplotlib reads version_info
             get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)
         ),
     )
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    return shown
+    return displays
 
 
 def test_in_a_notebook_a_run_is_one_table_that_moves(
@@ -462,6 +474,6 @@ def test_a_notebook_says_of_what_was_running_that_it_was_ended_and_escapes_what_
 
 
 def test_signals_are_those_of_before_when_a_run_has_ended(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    original_handler = signal.getsignal(signal.SIGTERM)
     gristmill.run(a_small_one(tmp_path), store=tmp_path / "store", progress=False)
-    assert signal.getsignal(signal.SIGTERM) == before != launch.interrupt
+    assert signal.getsignal(signal.SIGTERM) == original_handler != launch.interrupt

@@ -1,4 +1,4 @@
-"""Manifests as objects: made in Python, loaded, changed, saved, and refused with the sentences of the command line."""
+"""Manifests as objects: created in Python, loaded, changed, saved, and rejected with the messages of the command line."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ SECTIONS: dict[str, Any] = {"name": "made", "seed": 3, "sources": {"web": {"path
 
 def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(SECTIONS))
-    made = Manifest(**SECTIONS, folder=tmp_path)
-    assert made.settings == load_manifest(tmp_path / "made.yaml")
-    assert made == Manifest(SECTIONS, folder=tmp_path) == Manifest.load(tmp_path / "made.yaml")
-    assert made.settings.sources["web"].path == str(tmp_path / "web" / "*.jsonl")  # type: ignore[union-attr]
-    assert (made.name, made.folder, made.file) == ("made", tmp_path, None)
+    manifest = Manifest(**SECTIONS, folder=tmp_path)
+    assert manifest.settings == load_manifest(tmp_path / "made.yaml")
+    assert manifest == Manifest(SECTIONS, folder=tmp_path) == Manifest.load(tmp_path / "made.yaml")
+    assert manifest.settings.sources["web"].path == str(tmp_path / "web" / "*.jsonl")  # type: ignore[union-attr]
+    assert (manifest.name, manifest.folder, manifest.file) == ("made", tmp_path, None)
 
 
 def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
     import numpy as np
 
-    made = Manifest(
+    manifest = Manifest(
         name="made",
         seed=np.int64(3),
         folder=tmp_path,
         prepare=tuple(PREPARE),
         sources={"web": {"path": Path("web", "*.jsonl")}},
     )
-    assert made.content == SECTIONS
-    assert yaml.safe_load(made.to_yaml()) == SECTIONS
+    assert manifest.content == SECTIONS
+    assert yaml.safe_load(manifest.to_yaml()) == SECTIONS
 
 
 @pytest.mark.slow
@@ -55,9 +55,9 @@ def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
 def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) -> None:
     loaded = Manifest.load(file)
     assert Manifest.load(loaded.save(tmp_path / "elsewhere" / "saved.yaml")) == loaded
-    # So is what the record of a run keeps of it: of a preset what it stands for.
-    kept = Manifest(loaded.settings.model_dump(mode="json", exclude_unset=True)).settings
-    assert kept.model_dump() == loaded.settings.model_dump()
+    # The manifest in a run's record is equal too, with presets expanded.
+    recorded = Manifest(loaded.settings.model_dump(mode="json", exclude_unset=True)).settings
+    assert recorded.model_dump() == loaded.settings.model_dump()
 
 
 def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None:
@@ -73,16 +73,16 @@ ANNOTATED = {
 
 def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
-    made = Manifest(ANNOTATED, folder=tmp_path)
-    assert yaml.safe_load(made.save(tmp_path / "own.yaml").read_text()) == ANNOTATED
-    assert Manifest.load(tmp_path / "own.yaml") == made
-    elsewhere = made.save(tmp_path / "elsewhere" / "own.yaml")
+    manifest = Manifest(ANNOTATED, folder=tmp_path)
+    assert yaml.safe_load(manifest.save(tmp_path / "own.yaml").read_text()) == ANNOTATED
+    assert Manifest.load(tmp_path / "own.yaml") == manifest
+    elsewhere = manifest.save(tmp_path / "elsewhere" / "own.yaml")
     assert f"use: {tmp_path / 'steps.py'}:count_word" in elsewhere.read_text()
-    assert Manifest.load(elsewhere) == made
-    # The record of a run has the code itself, so that the manifest outlives the file.
-    kept = made.settings.model_dump(mode="json", exclude_unset=True)
+    assert Manifest.load(elsewhere) == manifest
+    # A run's record contains the code, so the manifest outlives the file.
+    recorded = manifest.settings.model_dump(mode="json", exclude_unset=True)
     (tmp_path / "steps.py").unlink()
-    assert Manifest(Manifest(kept).content) == made
+    assert Manifest(Manifest(recorded).content) == manifest
     with pytest.raises(ManifestError, match=r"Manifest: prepare\[0\]\.annotate\.use: there is no file steps\.py"):
         Manifest(ANNOTATED, folder=tmp_path)
 
@@ -92,18 +92,18 @@ def test_a_function_of_a_file_is_given_as_such(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
     function = importlib.import_module("own_steps").count_word
     step = {"use": function, "with": {"word": "a"}, "max": {"magic": 0}}
-    made = Manifest({**SECTIONS, "prepare": [{"annotate": step}]})
-    assert made.content["prepare"][0]["annotate"]["use"] == f"{tmp_path / 'own_steps.py'}:count_word"
+    manifest = Manifest({**SECTIONS, "prepare": [{"annotate": step}]})
+    assert manifest.content["prepare"][0]["annotate"]["use"] == f"{tmp_path / 'own_steps.py'}:count_word"
 
 
 def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Path) -> None:
-    made = Manifest(SECTIONS, folder=tmp_path)
-    other = made.replace({"filter.gopher_quality.min_words": 40, "seed": 4})
-    assert other.content["prepare"][0]["filter"]["rules"]["gopher_quality"]["min_words"] == 40
-    assert (other.settings.seed, made.settings.seed, made.content) == (4, 3, SECTIONS)
-    assert other != made
-    file = made.save(tmp_path / "made.yaml")
-    assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == other
+    manifest = Manifest(SECTIONS, folder=tmp_path)
+    changed_manifest = manifest.replace({"filter.gopher_quality.min_words": 40, "seed": 4})
+    assert changed_manifest.content["prepare"][0]["filter"]["rules"]["gopher_quality"]["min_words"] == 40
+    assert (changed_manifest.settings.seed, manifest.settings.seed, manifest.content) == (4, 3, SECTIONS)
+    assert changed_manifest != manifest
+    file = manifest.save(tmp_path / "made.yaml")
+    assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == changed_manifest
 
 
 @pytest.mark.slow
@@ -120,21 +120,21 @@ def test_settings_mean_on_the_command_line_what_they_are_in_python(value: Any) -
 
 
 def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path) -> None:
-    wrong = {
+    sections = {
         "name": "a b",
         "sources": {"web": {"pth": "x"}},
         "prepare": [{"filter": {"rules": {"gopher_quality": {"min_wrds": 3}}}}],
     }
-    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
-    with pytest.raises(ManifestError) as of_file:
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(sections))
+    with pytest.raises(ManifestError) as file_error:
         load_manifest(tmp_path / "wrong.yaml")
-    with pytest.raises(ManifestError) as made:
-        Manifest(wrong)
-    assert sorted((problem.key, problem.message) for problem in made.value.problems) == sorted(
-        (problem.key, problem.message) for problem in of_file.value.problems
+    with pytest.raises(ManifestError) as python_error:
+        Manifest(sections)
+    assert sorted((problem.key, problem.message) for problem in python_error.value.problems) == sorted(
+        (problem.key, problem.message) for problem in file_error.value.problems
     )
     assert "Manifest: prepare[0].filter.rules.gopher_quality.min_wrds: unknown key, did you mean 'min_words'?" in str(
-        made.value
+        python_error.value
     )
     with pytest.raises(ManifestError, match=r"--set filter\.gopher_quality\.min_words: "):
         Manifest(SECTIONS).replace({"filter.gopher_quality.min_words": "many"})
@@ -148,22 +148,22 @@ def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
 
 
 def test_a_function_of_a_module_stands_for_its_name(tmp_path: Path) -> None:
-    made = Manifest(name="made", sources={"web": {"path": "web", "licence": shutil.which}}, folder=tmp_path)
-    assert made.content["sources"]["web"]["licence"] == f"{shutil.__file__}:which"
+    manifest = Manifest(name="made", sources={"web": {"path": "web", "licence": shutil.which}}, folder=tmp_path)
+    assert manifest.content["sources"]["web"]["licence"] == f"{shutil.__file__}:which"
 
 
 def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(tmp_path: Path) -> None:
-    made, store = Manifest(SECTIONS, folder=tmp_path), Store.at(tmp_path / "store")
-    file = file_to_run(made, store)
+    manifest, store = Manifest(SECTIONS, folder=tmp_path), Store.at(tmp_path / "store")
+    file = file_to_run(manifest, store)
     assert Path(file).parent == tmp_path / "store" / "manifests"
-    assert Manifest.load(file) == made
-    assert file_to_run(made, store) == file
+    assert Manifest.load(file) == manifest
+    assert file_to_run(manifest, store) == file
     assert list(store.outputs()) == []
-    saved = made.save(tmp_path / "made.yaml")
-    assert file_to_run(made, store) == str(saved)
-    assert file_to_run(made.replace({"seed": 9}), store) != str(saved)
+    saved = manifest.save(tmp_path / "made.yaml")
+    assert file_to_run(manifest, store) == str(saved)
+    assert file_to_run(manifest.replace({"seed": 9}), store) != str(saved)
     saved.write_text(saved.read_text() + "\nseed: 9\n")
-    assert file_to_run(made, store) == file
+    assert file_to_run(manifest, store) == file
 
 
 def test_every_public_name_is_where_the_package_says() -> None:

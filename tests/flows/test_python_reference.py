@@ -1,4 +1,4 @@
-"""Everything public is described, typed, and in docs/api.md; every example of docs/python.md runs."""
+"""Every public name is documented, typed and listed in docs/api.md; every example of docs/python.md runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
     signature = inspect.signature(value)
     assert signature.return_annotation is not signature.empty, name
     untyped = [
-        one
-        for one, parameter in signature.parameters.items()
-        if parameter.annotation is parameter.empty and one not in ("self", "cls")
+        parameter_name
+        for parameter_name, parameter in signature.parameters.items()
+        if parameter.annotation is parameter.empty and parameter_name not in ("self", "cls")
     ]
     assert untyped == [], name
 
