@@ -1,4 +1,6 @@
-"""`gristmill rate`: what a rater sees and says, the file of ratings, and results against numbers worked out by hand."""
+"""`gristmill rate`: pages and verdicts of raters, the file of ratings, and results checked against hand-computed
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +37,29 @@ def pair(number: int) -> AnswerPair:
 PAIRS = [pair(number) for number in range(12)]
 
 
-def rated(path: Path, *said: tuple[int, str, Verdict]) -> Path:
-    for number, rater, verdict in said:
+def rated(path: Path, *verdicts: tuple[int, str, Verdict]) -> Path:
+    for number, rater, verdict in verdicts:
         add_rating(path, pair(number), rater, verdict)
     return path
 
 
 def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(tmp_path: Path) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "second"), (1, "ann", "first"))
-    found = read_examples(str(path), "dpo")
-    said = json.dumps(found, default=lambda one: one.__dict__)
-    assert '"Question 0?"' in said
-    assert said.index("<b>better</b> 0") < said.index("plain 0")
-    assert said.index("plain 1") < said.index("<b>better</b> 1")
+    examples = read_examples(str(path), "dpo")
+    serialized = json.dumps(examples, default=lambda example: example.__dict__)
+    assert '"Question 0?"' in serialized
+    assert serialized.index("<b>better</b> 0") < serialized.index("plain 0")
+    assert serialized.index("plain 1") < serialized.index("<b>better</b> 1")
 
 
 def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_its_place(tmp_path: Path) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"pair": "00')
-    assert [one["verdict"] for one in read_ratings(path)] == ["tie"]
+    complete_bytes = path.read_bytes()
+    path.write_bytes(complete_bytes + b'{"pair": "00')
+    assert [rating["verdict"] for rating in read_ratings(path)] == ["tie"]
     rated(path, (1, "ann", "both_bad"))
-    assert path.read_bytes().startswith(whole)
-    assert [one["verdict"] for one in read_ratings(path)] == ["tie", "both_bad"]
+    assert path.read_bytes().startswith(complete_bytes)
+    assert [rating["verdict"] for rating in read_ratings(path)] == ["tie", "both_bad"]
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
@@ -81,7 +83,10 @@ def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path)
     )
     ratings = read_ratings(path)
     assert len(ratings) == 6
-    assert [(one["prompt"], one["chosen"], one["for"], one["against"]) for one in settled_pairs(ratings)] == [
+    assert [
+        (settled_pair["prompt"], settled_pair["chosen"], settled_pair["for"], settled_pair["against"])
+        for settled_pair in settled_pairs(ratings)
+    ] == [
         ("Question 0?", "<b>better</b> 0", 2, 0),
         ("Question 2?", "plain 2", 1, 0),
     ]
@@ -90,8 +95,8 @@ def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path)
 
 
 def test_files_lie_beside_the_manifest_or_the_ratings(tmp_path: Path) -> None:
-    beside = rating_files(None, "runs/small.yaml")
-    assert [str(one) for one in (beside.ratings, beside.settled, beside.answers)] == [
+    files = rating_files(None, "runs/small.yaml")
+    assert [str(path) for path in (files.ratings, files.settled, files.answers)] == [
         "runs/small.ratings.jsonl",
         "runs/small.pairs.jsonl",
         "runs/small.answers.json",
@@ -100,7 +105,7 @@ def test_files_lie_beside_the_manifest_or_the_ratings(tmp_path: Path) -> None:
 
 
 def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
-    """Pairs: 1, (1 + 1/2) / 2, 0, 1/2: the mean is 2.25 / 4. Majorities: two for dpo, one against."""
+    """Pairs score 1, (1 + 1/2) / 2, 0 and 1/2: the mean is 2.25 / 4. Majorities: two for dpo, one against."""
     path = rated(
         tmp_path / "x.ratings.jsonl",
         (0, "ann", "second"),
@@ -109,20 +114,25 @@ def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
         (2, "ann", "first"),
         (3, "ann", "both_bad"),
     )
-    (found,) = results_of(read_ratings(path))
-    assert (found["first"], found["second"], found["pairs"], found["ratings"]) == ("sft", "dpo", 4, 5)
-    assert found["win_rate"]["value"] == pytest.approx(2.25 / 4)
-    assert found["win_rate"]["low"] <= 2.25 / 4 <= found["win_rate"]["high"]
-    assert (found["decided"]["value"], found["decided"]["units"]) == (pytest.approx(2 / 3), 3)
-    assert found["verdicts"] == {"first": 1, "second": 2, "tie": 1, "both_bad": 1}
-    assert found["raters"] == {"ann": 4, "bob": 1}
-    assert found["kappas"] == [{"raters": ["ann", "bob"], "pairs": 1, "same": 0.0, "kappa": 0.0}]
+    (comparison,) = results_of(read_ratings(path))
+    assert (comparison["first"], comparison["second"], comparison["pairs"], comparison["ratings"]) == (
+        "sft",
+        "dpo",
+        4,
+        5,
+    )
+    assert comparison["win_rate"]["value"] == pytest.approx(2.25 / 4)
+    assert comparison["win_rate"]["low"] <= 2.25 / 4 <= comparison["win_rate"]["high"]
+    assert (comparison["decided"]["value"], comparison["decided"]["units"]) == (pytest.approx(2 / 3), 3)
+    assert comparison["verdicts"] == {"first": 1, "second": 2, "tie": 1, "both_bad": 1}
+    assert comparison["raters"] == {"ann": 4, "bob": 1}
+    assert comparison["kappas"] == [{"raters": ["ann", "bob"], "pairs": 1, "same": 0.0, "kappa": 0.0}]
 
 
 def test_krippendorffs_alpha_is_that_of_his_own_examples() -> None:
     """Krippendorff 2011: two observers, binary (section B: 0.095), and four with gaps, nominal (section C: 0.743)."""
-    two = ("0100000000", "1110010010")
-    assert krippendorff_alpha(list(zip(*two, strict=True))) == pytest.approx(0.095, abs=5e-4)
+    observers = ("0100000000", "1110010010")
+    assert krippendorff_alpha(list(zip(*observers, strict=True))) == pytest.approx(0.095, abs=5e-4)
     units = [
         ["1", "1", "1"],
         ["2", "2", "3", "2"],
@@ -152,8 +162,10 @@ def pages(tmp_path: Path) -> TestClient:
 
 
 def client(folder: Path) -> TestClient:
-    made = RatingPages(PAIRS, folder / "x.ratings.jsonl", folder / "x.pairs.jsonl", "gristmill rate x.yaml --results")
-    return TestClient(made.app(), base_url="http://127.0.0.1", follow_redirects=True)
+    rating_pages = RatingPages(
+        PAIRS, folder / "x.ratings.jsonl", folder / "x.pairs.jsonl", "gristmill rate x.yaml --results"
+    )
+    return TestClient(rating_pages.app(), base_url="http://127.0.0.1", follow_redirects=True)
 
 
 def form_of(page: httpx.Response) -> dict[str, str]:
@@ -165,24 +177,24 @@ def form_of(page: httpx.Response) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(pages: TestClient, tmp_path: Path) -> None:
-    page, lefts = pages.get("/?rater=ann"), set()
+    page, sides = pages.get("/?rater=ann"), set()
     for number in range(len(PAIRS)):
         assert f"ann: {number} of 12 rated" in page.text
         assert "sft" not in page.text
         assert "dpo" not in page.text
         assert "<b>" not in page.text
         form = form_of(page)
-        first = next(one for one in PAIRS if one.id == form["pair"])
-        left = page.text.index("plain") < page.text.index("&lt;b&gt;")
-        assert left is not first.is_swapped("ann")
-        lefts.add(left)
-        page = pages.post("/rate", data={**form, "choice": "left" if left else "right"})
+        first = next(candidate for candidate in PAIRS if candidate.id == form["pair"])
+        plain_is_left = page.text.index("plain") < page.text.index("&lt;b&gt;")
+        assert plain_is_left is not first.is_swapped("ann")
+        sides.add(plain_is_left)
+        page = pages.post("/rate", data={**form, "choice": "left" if plain_is_left else "right"})
     assert "All rated" in page.text
-    assert lefts == {True, False}
+    assert sides == {True, False}
     ratings = read_ratings(tmp_path / "x.ratings.jsonl")
-    assert [one["verdict"] for one in ratings] == ["first"] * 12
+    assert [candidate["verdict"] for candidate in ratings] == ["first"] * 12
     assert len(read_examples(str(tmp_path / "x.pairs.jsonl"), "dpo")) == 12
-    # Another server goes on where this one ended, and another rater begins at the beginning.
+    # A new server continues where this one ended, and a new rater starts at the first pair.
     assert "All rated" in client(tmp_path).get("/?rater=ann").text
     assert "bob: 0 of 12 rated" in client(tmp_path).get("/?rater=bob").text
 
@@ -195,7 +207,7 @@ def test_a_rater_may_go_back_and_say_something_else(pages: TestClient, tmp_path:
     assert form_of(page)["pair"] == first["pair"]
     assert re.search(r'value="left"[^>]*aria-pressed="true"', page.text)
     pages.post("/rate", data={**form_of(page), "choice": "tie"})
-    assert [one["verdict"] for one in read_ratings(tmp_path / "x.ratings.jsonl")] == ["tie"]
+    assert [rating["verdict"] for rating in read_ratings(tmp_path / "x.ratings.jsonl")] == ["tie"]
     assert len((tmp_path / "x.ratings.jsonl").read_text().splitlines()) == 2
 
 
@@ -219,13 +231,13 @@ def test_what_no_page_of_this_server_sends_is_refused_and_not_kept(
 
 def test_names_of_raters_are_asked_for_and_checked(pages: TestClient) -> None:
     assert "Who rates?" in pages.get("/").text
-    refused = pages.get("/", params={"rater": "<script>"})
-    assert refused.status_code == 400
-    assert "A name has letters" in refused.text
-    assert "<script>" not in refused.text
-    assert "script-src 'self'" in refused.headers["content-security-policy"]
+    response = pages.get("/", params={"rater": "<script>"})
+    assert response.status_code == 400
+    assert "A name has letters" in response.text
+    assert "<script>" not in response.text
+    assert "script-src 'self'" in response.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("choice", ["tie", "both_bad"])
 def test_what_prefers_no_side_is_the_same_on_either(choice: str) -> None:
-    assert {verdict_of(one, "ann", choice) for one in PAIRS} == {choice}
+    assert {verdict_of(answer_pair, "ann", choice) for answer_pair in PAIRS} == {choice}

@@ -1,4 +1,4 @@
-"""`gristmill rate`: which models are compared, how their answers become pairs, and what is served."""
+"""`gristmill rate`: the choice of models, pairs of their answers, and the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GREEDY = Sampling(0.0, 1.0, 0)
 
 
 def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain", "sft", "dpo"), seed: int = 0) -> Any:
-    """What is asked of a session: a plan of three trainings, some of which have made their models in a folder."""
+    """Return a fake session with a plan of three trainings, some of which have committed models in a folder."""
     plan = {
         stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), identity=f"{name}-{stage}")
         for stage, rows in ROWS.items()
@@ -51,8 +51,8 @@ def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain"
     )
 
 
-def labels(*given: Any) -> list[str]:
-    return [one.label for one in models_to_rate(*given)]
+def labels(*arguments: Any) -> list[str]:
+    return [model.label for model in models_to_rate(*arguments)]
 
 
 def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "others", "first", "second", "said"),
+    ("made", "others", "first", "second", "message"),
     [
         (("sft",), None, None, None, "run.yaml has made sft; two models are compared"),
         ((), None, None, None, "run.yaml has made no model yet"),
@@ -101,30 +101,30 @@ def test_what_cannot_be_compared_is_said(
     others: tuple[str, ...] | None,
     first: str | None,
     second: str | None,
-    said: str,
+    message: str,
 ) -> None:
-    other = None if others is None else session(tmp_path, "after", others)
+    second_session = None if others is None else session(tmp_path, "after", others)
     with pytest.raises(ModelNotFoundError) as error:
-        models_to_rate(session(tmp_path, made=made), other, first, second)
-    assert said in str(error.value)
+        models_to_rate(session(tmp_path, made=made), second_session, first, second)
+    assert message in str(error.value)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models that know nothing, and write different things; that of `after` is that of `run-dpo`."""
+    """Two untrained models with different outputs; the model of `after` equals that of `run-dpo`."""
     folder = tmp_path_factory.mktemp("models")
     vocabulary = train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270)
     shape = shape_of(Model(layers=1, width=16, heads=2), 270, 64)
     with torch.device("meta"):
-        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
-    # A model that was only drawn repeats the last token, whatever its seed; one whose layers weigh more does not.
+        parameters = {name: tensor.shape for name, tensor in Llama(shape).named_parameters()}
+    # An untrained model repeats the last token for any seed, unless its layers have larger weights.
     for name, scale in (("run-pretrain", 1.0), ("run-dpo", 100.0), ("after-pretrain", 100.0)):
         (folder / name / "model").mkdir(parents=True)
         weights = {key: drawn(shape, 2)(key, size) for key, size in parameters.items()}
         save_model(
             folder / name / "model",
             shape,
-            {key: one * scale if "layers" in key else one for key, one in weights.items()},
+            {key: tensor * scale if "layers" in key else tensor for key, tensor in weights.items()},
         )
     for name in ("run", "after"):
         (folder / f"{name}-{TOKENIZER}").mkdir()
@@ -143,37 +143,42 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = {1: {"prompt": "red"}, 3: {"prompt": "sky " * 100}, 4: {"prompt": "rose"}}
-    models, kept = [rated(trained, "run", "pretrain"), rated(trained, "run", "dpo")], tmp_path / "x.answers.json"
-    found = make_pairs(models, prompts, GREEDY, 8, kept)
-    assert [one.prompt for one in found.pairs] == ["red", "rose"]
-    assert {(one.first, one.second) for one in found.pairs} == {("pretrain", "dpo")}
-    assert all(one.answers[0] != one.answers[1] for one in found.pairs)
-    assert list(found.failed) == [3]
-    assert found.failed[3].startswith("pretrain: ")
-    opened = list[str]()
+    models, answers_file = (
+        [rated(trained, "run", "pretrain"), rated(trained, "run", "dpo")],
+        tmp_path / "x.answers.json",
+    )
+    made_pairs = make_pairs(models, prompts, GREEDY, 8, answers_file)
+    assert [answer_pair.prompt for answer_pair in made_pairs.pairs] == ["red", "rose"]
+    assert {(answer_pair.first, answer_pair.second) for answer_pair in made_pairs.pairs} == {("pretrain", "dpo")}
+    assert all(answer_pair.answers[0] != answer_pair.answers[1] for answer_pair in made_pairs.pairs)
+    assert list(made_pairs.failed) == [3]
+    assert made_pairs.failed[3].startswith("pretrain: ")
+    opened_models = list[str]()
     original = answer_pairs.open_language_model
     monkeypatch.setattr(
         answer_pairs,
         "open_language_model",
-        lambda weights, tokenizer: opened.append(weights.parent.name) or original(weights, tokenizer),
+        lambda weights, tokenizer: opened_models.append(weights.parent.name) or original(weights, tokenizer),
     )
-    assert make_pairs(models, prompts, GREEDY, 8, kept) == found
-    assert opened == []
-    longer = make_pairs(models, prompts, GREEDY, 9, kept)
-    assert opened == ["run-pretrain", "run-dpo"]
-    assert {one.id for one in longer.pairs}.isdisjoint(one.id for one in found.pairs)
+    assert make_pairs(models, prompts, GREEDY, 8, answers_file) == made_pairs
+    assert opened_models == []
+    longer = make_pairs(models, prompts, GREEDY, 9, answers_file)
+    assert opened_models == ["run-pretrain", "run-dpo"]
+    assert {answer_pair.id for answer_pair in longer.pairs}.isdisjoint(
+        answer_pair.id for answer_pair in made_pairs.pairs
+    )
 
 
 @pytest.mark.slow
 def test_prompts_that_both_models_answer_alike_are_left_out(trained: Path, tmp_path: Path) -> None:
     models = [rated(trained, "run", "dpo"), rated(trained, "after", "pretrain")]
-    found = make_pairs(models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json")
-    assert (found.pairs, found.same, found.failed) == ([], 1, {})
+    made_pairs = make_pairs(models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json")
+    assert (made_pairs.pairs, made_pairs.same, made_pairs.failed) == ([], 1, {})
 
 
 def asked(tmp_path: Path, *prompts: str) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     return path
 
 

@@ -1,4 +1,4 @@
-"""A plan says of every stage what would be done with it, and what made that necessary."""
+"""A plan states for every stage the action and its reason."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_the_plan_says_which_key_changed_and_what_follows_from_it(toy_runner: Make) -> None:
-    made = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
-    assert told(made) == [("reuse", ""), ("reuse", "")]
+    finished = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
+    assert told(finished) == [("reuse", ""), ("reuse", "")]
     changed = toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})
     assert told(changed) == [
         ("make", "config changed: deep.epochs 5 -> 10"),
@@ -103,15 +103,15 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
         (row,) = explain_plan(session)
         return row
 
-    begun = toy_runner(pretrain=recipe).folder("pretrain")
-    begun.begin({"version": 1, "input_fingerprints": {}, "recipe": recipe})
+    unfinished = toy_runner(pretrain=recipe).folder("pretrain")
+    unfinished.begin({"version": 1, "input_fingerprints": {}, "recipe": recipe})
     for step in (40, 80):
-        checkpoint = begun.work / "checkpoints" / f"step-{step:08d}"
+        checkpoint = unfinished.work / "checkpoints" / f"step-{step:08d}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "complete.json").write_text("{}")
-    assert "continue_from" not in told_to()  # It resumes by itself.
-    found = told_to(steps=200, schedule={"kind": "cosine"})
-    assert found["continue_from"] == {"step": 80, "checkpoint": str(checkpoint)}
+    assert "continue_from" not in told_to()  # an unchanged training resumes by itself
+    plan_row = told_to(steps=200, schedule={"kind": "cosine"})
+    assert plan_row["continue_from"] == {"step": 80, "checkpoint": str(checkpoint)}
     assert told_to(steps=60)["continue_from"]["step"] == 40  # type: ignore[index]
     for changes in ({"seed": 2}, {"optimizer": {"kind": "lion", "eps": 0.1}}, {"steps": 30}):
         assert "continue_from" not in told_to(**changes)

@@ -1,4 +1,4 @@
-"""Manifests that come with the package: they are found by name from any folder, and every one runs to its end."""
+"""Recipes of the package: they are found by name from any folder, and every one runs to its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = GALLERY.with_name("recipe-runs.md")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The model that `write` is, as a recipe names it."""
+    """The model `write` as the model section of a recipe."""
     with Endpoint(write) as endpoint:
         yield model_at(endpoint.url)
 
@@ -52,14 +52,14 @@ def test_a_recipe_is_valid_and_says_its_sources_and_what_differs(name: str) -> N
     assert describe_recipe(name).endswith(".")
     for part in ("# Sources: ", "# Needs: ", "# It worked if: ", "# What differs, and why:"):
         assert part in text
-    assert name in SMALLER, "every recipe is run to its end, below"
+    assert name in SMALLER, "a test below runs every recipe to its end"
 
 
 def section_of(name: str) -> str:
-    """What the page of small runs says of a recipe."""
-    found = re.search(rf"(?ms)^## {name}\n(.*?)(?=^## |\Z)", PAGE.read_text())
-    assert found is not None, f"make recipes writes a section for {name}"
-    return found[1]
+    """Return a recipe's section of the page of small runs."""
+    section = re.search(rf"(?ms)^## {name}\n(.*?)(?=^## |\Z)", PAGE.read_text())
+    assert section is not None, f"make recipes writes a section for {name}"
+    return section[1]
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -67,10 +67,10 @@ def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_te
     text, loaded = section_of(name), load_manifest(f"recipe:{name}")
     assert text.startswith(f"\n{describe_recipe(name)}\n")
     assert re.search(r"\n\*\*\d+ s\*\* of processors, \d+ s by the clock \(\d{4}-\d\d-\d\d .*\d+ cores", text)
-    said = " ".join(text.split())
-    worked = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
-    assert worked is not None
-    assert f"*It worked if* {' '.join(worked[1].replace('#', '').split())}" in said
+    page_text = " ".join(text.split())
+    criterion = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    assert criterion is not None
+    assert f"*It worked if* {' '.join(criterion[1].replace('#', '').split())}" in page_text
     for training in ("pretrain", "sft", "dpo", "rl"):
         assert (getattr(loaded, training) is not None) == (f"\n| {training} | " in text), training
     assert f"| [`{name}`](recipe-runs.md#{name}) | `gristmill run recipe:{name} " in GALLERY.read_text()
@@ -79,7 +79,7 @@ def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_te
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
+@pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
     name: str, stand_ins: Path, address: str, monkeypatch: pytest.MonkeyPatch
@@ -88,8 +88,8 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
     monkeypatch.setenv("GRISTMILL_STORE", str(stand_ins / "stores" / name))
     settings = settings_of(name, address)
-    done = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
+    assert process.returncode == 0, process.stdout + process.stderr
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
     assert {row["state"] for row in rows} == {"committed"}
     facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], None), whole=False)
@@ -119,7 +119,7 @@ def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> Non
     with pytest.raises(ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"):
         load_manifest("recipe:finweb")
     assert "there are annealing" in called("recipes", "finweb").output
-    assert load_manifest("recipe:llama").name == "llama1", "the beginning of a name that no other has"
+    assert load_manifest("recipe:llama").name == "llama1", "a unique prefix of a name"
     with pytest.raises(ManifestError, match="no recipe is called 'fine'"):
         load_manifest("recipe:fine")
 
@@ -129,7 +129,9 @@ def test_recipes_are_listed_shown_and_completed() -> None:
     assert [row["name"] for row in json.loads(called("recipes", "--json").stdout)] == recipe_names()
     assert called("recipes", "lora").stdout == recipe_file("lora").read_text()
     assert "fineweb-edu" in called("recipes").stdout
-    assert complete_manifest("recipe:fine") == [f"recipe:{one}" for one in ("fineweb", "fineweb-2", "fineweb-edu")]
+    assert complete_manifest("recipe:fine") == [
+        f"recipe:{recipe}" for recipe in ("fineweb", "fineweb-2", "fineweb-edu")
+    ]
     assert complete_recipe("lor") == [("lora", describe_recipe("lora"))]
 
 
@@ -137,14 +139,14 @@ def test_recipes_are_listed_shown_and_completed() -> None:
 def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    done = called("new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl")
-    assert done.exit_code == 0, done.output
-    assert "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n" in done.output
+    outcome = called("new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl")
+    assert outcome.exit_code == 0, outcome.output
+    assert "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n" in outcome.output
     loaded = load_manifest("sub/mine.yaml")
     assert Path(loaded.sources["web"].path).resolve() == tmp_path / "data" / "*.jsonl"
-    assert "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text(), "its comments stay"
-    wrong = called("new", "other.yaml", "--recipe", "annealing", "--source", "wep=data")
-    assert (wrong.exit_code, "did you mean 'web'" in wrong.output) == (2, True)
+    assert "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text(), "the copy keeps the comments"
+    unknown_source = called("new", "other.yaml", "--recipe", "annealing", "--source", "wep=data")
+    assert (unknown_source.exit_code, "did you mean 'web'" in unknown_source.output) == (2, True)
     assert not (tmp_path / "other.yaml").exists()
     assert "written: llama1.yaml\n" in called("new", "--recipe", "llama").output
 
@@ -152,6 +154,6 @@ def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_the_demo_is_planned_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = called("demo", "--dry-run", "--until", "dedup")
-    assert shown.exit_code == 0, shown.output
-    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == ["ingest", "langid", "filter", "dedup"]
+    outcome = called("demo", "--dry-run", "--until", "dedup")
+    assert outcome.exit_code == 0, outcome.output
+    assert [line.split()[0] for line in outcome.stdout.splitlines()[1:5]] == ["ingest", "langid", "filter", "dedup"]

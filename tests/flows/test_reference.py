@@ -1,4 +1,4 @@
-"""The reference of the manifest says what the schema says."""
+"""The reference of the manifest matches the schema."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ def test_writing_replaces_pages_of_sections_that_are_no_more(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
-    """Also of a step's name, of one that a base class has, and of none that an editor shows by its section."""
+    """Includes names of steps and settings inherited from base classes, but not settings that an editor shows by their
+    section.
+    """
     kinds = Manifest.model_json_schema()["$defs"]
     quality = kinds["GopherQuality"]["properties"]
     assert quality["min_words"]["description"] == docstrings(GopherQuality)["min_words"] == "Smallest number of words."
     assert kinds["FilterStep"]["properties"]["name"]["description"].startswith("Name of the step, beside the stage: `{")
     assert kinds["Filter"]["properties"]["max_quarantined"]["description"].startswith("Share of documents that may")
-    said = [setting for kind in kinds.values() for setting in kind.get("properties", {}).values()]
-    bare = [setting for setting in said if "description" not in setting]
-    assert len(said) > 1000
+    settings = [setting for kind in kinds.values() for setting in kind.get("properties", {}).values()]
+    bare = [setting for setting in settings if "description" not in setting]
+    assert len(settings) > 1000
     assert all("$ref" in setting or "anyOf" in setting for setting in bare), "a setting has no docstring"

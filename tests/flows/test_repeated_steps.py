@@ -1,4 +1,4 @@
-"""A stage may stand in `prepare` more than once: each step has a name, by which all that is said of it is found."""
+"""A stage may occur in `prepare` more than once: each step has a name that identifies it everywhere."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A manifest that filters three times, run up to its tokens."""
     folder = tmp_path_factory.mktemp("twice")
     texts = [text(3), text(6), text(10), text(10), text(30), text(25)]
-    (folder / "web.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": document_text}) + "\n" for document_text in texts))
     (folder / "twice.yaml").write_text(MANIFEST)
     session = opened(folder / "twice.yaml")
     assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=False) == 0
@@ -82,14 +82,14 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
 
 
 def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(twice: Path) -> None:
-    found = history(opened(twice), "web.jsonl#2")
-    assert [(one["stage"], one["keep"], one.get("threshold")) for one in found["stages"]] == [
+    explained = history(opened(twice), "web.jsonl#2")
+    assert [(verdict["stage"], verdict["keep"], verdict.get("threshold")) for verdict in explained["stages"]] == [
         ("filter", True, None),
         ("dedup", True, None),
         ("clean", True, None),
         ("filter-2", False, 8),
     ]
-    assert found["outcome"] == "dropped by filter-2: gopher_quality/min_words"
+    assert explained["outcome"] == "dropped by filter-2: gopher_quality/min_words"
 
 
 def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
@@ -106,8 +106,8 @@ def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
     }
     comparison = compare(session, opened(twice, "filter-2.gopher_quality.min_words=2"))
     assert [rule.label for rule in comparison.changed] == ["filter-2: gopher_quality/min_words"]
-    found = replay(comparison, 0, None)
-    assert (found["now"]["web"]["documents"], found["unseen"]["web"]["documents"]) == (2, 1)
+    prediction = replay(comparison, 0, None)
+    assert (prediction["now"]["web"]["documents"], prediction["unseen"]["web"]["documents"]) == (2, 1)
 
 
 def test_one_step_is_run_again_and_those_before_it_are_not(twice: Path) -> None:

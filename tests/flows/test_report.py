@@ -1,4 +1,4 @@
-"""What the report computes before it draws: tokens along the funnel, sizes of clusters, places of cuts."""
+"""Figures of the report before drawing: tokens along the funnel, cluster sizes, positions of cuts."""
 
 from __future__ import annotations
 
@@ -92,15 +92,15 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     assert "gopher_quality/min_words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
     assert "Quarantine</h2>" in html
-    shown = html_of(cuts(FACTS))
-    assert shown.index("nearly &lt;b&gt;enough&lt;/b&gt;") < shown.index("just enough")
-    assert "x&lt;y" in shown
-    assert "<b>enough" not in shown
+    cuts_html = html_of(cuts(FACTS))
+    assert cuts_html.index("nearly &lt;b&gt;enough&lt;/b&gt;") < cuts_html.index("just enough")
+    assert "x&lt;y" in cuts_html
+    assert "<b>enough" not in cuts_html
 
 
 @pytest.mark.slow
 def test_every_source_has_its_own_way_through_the_stages() -> None:
-    """A source of 28 pages beside one of 20,000 is invisible in megabytes; its share is not."""
+    """A source of 28 pages beside one of 20,000 is invisible in megabytes, but not in its own share."""
 
     def row(stage: str, big: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
         parts = {
@@ -150,9 +150,12 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
         "4,500",
     ]
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
-    assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
-    one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
-    assert "Each source" not in html_of(document_sections(one)[0])
+    assert "read" not in labels(funnel_picture(facts)), "ingest lost nothing, so a bar for read would repeat it"
+    single_source_facts = {
+        **facts,
+        "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]],
+    }
+    assert "Each source" not in html_of(document_sections(single_source_facts)[0])
 
 
 def labels(svg: str) -> set[str]:
@@ -160,11 +163,11 @@ def labels(svg: str) -> set[str]:
 
 
 def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
-    made = {
+    models = {
         name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
         for name in ("pretrain", "sft", "dpo")
     }
-    facts = {"evaluation": {"models": made}}
+    facts = {"evaluation": {"models": models}}
     html = html_of(samples(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == [
         "pretrain: continues a text",
@@ -184,21 +187,24 @@ def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
 
 
 def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
-    found = {"largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}], "sizes": {}}
+    cluster_facts = {"largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}], "sizes": {}}
     summary = {"clusters": 2, "dropped_by_rule": {"survivors": 1200, "connected": 1345}}
-    html = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": summary}}))
+    html = html_of(duplicates({"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": summary}}))
     assert "drops 1,200 documents, each similar to a kept one" in html
     assert "drops 1,345, all but one of each chain" in html
-    one, other = ({"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt"))
-    beside = {**found, "beside": [{"measure": "jaccard", "similarity": 0.756, "dropped": one, "kept": other}]}
-    shown = html_of(duplicates({"clusters": {"dedup": beside}, "summaries": {"dedup": summary}}))
-    assert "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>" in shown
-    left, right = re.findall(r"<pre>(.*?)</pre>", shown)
-    assert left == "text of <del>b</del>.txt"
-    assert right == "text of <ins>a</ins>.txt"
-    older = html_of(duplicates({"clusters": {"dedup": found}, "summaries": {"dedup": {"clusters": 2}}}))
-    assert "2 clusters of two or more documents." in older
-    assert "drops" not in older
+    dropped_document, kept_document = ({"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt"))
+    facts_with_pair = {
+        **cluster_facts,
+        "beside": [{"measure": "jaccard", "similarity": 0.756, "dropped": dropped_document, "kept": kept_document}],
+    }
+    pair_html = html_of(duplicates({"clusters": {"dedup": facts_with_pair}, "summaries": {"dedup": summary}}))
+    assert "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>" in pair_html
+    dropped_text, kept_text = re.findall(r"<pre>(.*?)</pre>", pair_html)
+    assert dropped_text == "text of <del>b</del>.txt"
+    assert kept_text == "text of <ins>a</ins>.txt"
+    older_html = html_of(duplicates({"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": {"clusters": 2}}}))
+    assert "2 clusters of two or more documents." in older_html
+    assert "drops" not in older_html
 
 
 def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     assert pairs == [
         {"measure": "jaccard", "similarity": 0.7, "dropped": ids[4], "kept": ids[2]},
         {"measure": "jaccard", "similarity": 0.8, "dropped": ids[3], "kept": ids[2]},
-    ], "equal texts are none, nor is what was not compared"
+    ], "neither equal texts nor uncompared ones are pairs"
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
         ids[2]: {"id": ids[2], "locator": "2"},
         ids[4]: {"id": ids[4], "locator": "4"},
@@ -365,10 +371,10 @@ def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
-    shown = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
-    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<" in shown
-    assert '<b>NaN or Inf</b> web ab12</h5>\n<p class="excerpt">&lt;script&gt; 0 0 0</p>' in shown
-    assert "plain prose" not in shown
+    html = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
+    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<" in html
+    assert '<b>NaN or Inf</b> web ab12</h5>\n<p class="excerpt">&lt;script&gt; 0 0 0</p>' in html
+    assert "plain prose" not in html
     assert spikes({"spikes": {"pretrain": []}}) is None
 
 
@@ -400,8 +406,8 @@ def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
 
 
 def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
-    made = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
-    html = html_of(costs({"stages": [made, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]}))
+    made_stage = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
+    html = html_of(costs({"stages": [made_stage, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]}))
     assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
     assert "filter" not in html
     assert costs({"stages": []}) is None

@@ -1,4 +1,4 @@
-"""What the report shows of documents from their first word to their last, and of what its columns hold."""
+"""Whole documents in the report, and definitions of its columns."""
 
 from __future__ import annotations
 
@@ -28,38 +28,46 @@ FLOWS = Path(__file__).resolve().parents[2] / "flows"
 
 
 def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]]) -> dict[str, Path]:
-    """Two shards of documents, each (source, text, why `first` dropped it, why `second` did)."""
+    """Write two shards of documents, each (source, text, reason of `first` or None, reason of `second` or None)."""
     for shard in (0, 1):
-        some = [(f"{place}.txt", *row) for place, row in enumerate(rows) if place % 2 == shard]
-        ids = [document_id(source, locator, text) for locator, source, text, _, _ in some]
+        shard_rows = [(f"{place}.txt", *row) for place, row in enumerate(rows) if place % 2 == shard]
+        ids = [document_id(source, locator, text) for locator, source, text, _, _ in shard_rows]
         write_table(
             folder / "ingest" / f"part-{shard}.parquet",
             pa.table(
                 {
                     "id": ids,
-                    "source": [row[1] for row in some],
-                    "locator": [row[0] for row in some],
-                    "text": [row[2] for row in some],
-                    "metadata": ["{}"] * len(some),
+                    "source": [row[1] for row in shard_rows],
+                    "locator": [row[0] for row in shard_rows],
+                    "text": [row[2] for row in shard_rows],
+                    "metadata": ["{}"] * len(shard_rows),
                 },
                 DOCUMENT_SCHEMA,
             ),
         )
-        for step, why in (("first", 3), ("second", 4)):
-            gone = [step == "second" and row[3] is not None for row in some]
+        for step, reason_index in (("first", 3), ("second", 4)):
+            dropped_before = [step == "second" and row[3] is not None for row in shard_rows]
             write_table(
                 folder / step / f"part-{shard}.parquet",
                 pa.table(
                     {
                         "id": pa.array(ids, pa.binary(16)),
                         "keep": pa.array(
-                            [None if out else row[why] is None for out, row in zip(gone, some, strict=True)], pa.bool_()
+                            [
+                                None if is_dropped else row[reason_index] is None
+                                for is_dropped, row in zip(dropped_before, shard_rows, strict=True)
+                            ],
+                            pa.bool_(),
                         ),
                         "reason": pa.array(
-                            [None if out else row[why] for out, row in zip(gone, some, strict=True)], pa.string()
+                            [
+                                None if is_dropped else row[reason_index]
+                                for is_dropped, row in zip(dropped_before, shard_rows, strict=True)
+                            ],
+                            pa.string(),
                         ).dictionary_encode(),
-                        "error": pa.nulls(len(some), pa.string()),
-                        "words": [len(row[2].split()) for row in some],
+                        "error": pa.nulls(len(shard_rows), pa.string()),
+                        "words": [len(row[2].split()) for row in shard_rows],
                     }
                 ),
             )
@@ -78,40 +86,42 @@ def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_ea
     rows += [("web", f"short {n}", "first/min_words", None) for n in range(7)]
     rows += [("web", f"some text that is there twice {n}", None, "exact_duplicate") for n in range(3)]
     inputs = committed(tmp_path, rows)
-    kept, short, twice = shown_documents(RECIPES, inputs)
-    assert [(one["step"], one["rule"], one["documents"]) for one in (kept, short, twice)] == [
+    kept, short, duplicates = shown_documents(RECIPES, inputs)
+    assert [(group["step"], group["rule"], group["documents"]) for group in (kept, short, duplicates)] == [
         (None, None, 31),
         ("first", "first/min_words", 7),
         ("second", "exact_duplicate", 3),
     ]
-    assert [len(one["shown"]) for one in (kept, short, twice)] == [KEPT_SHOWN, DROPPED_SHOWN, DROPPED_SHOWN]
-    assert [one["source"] for one in kept["shown"]] == ["book", *["web"] * (KEPT_SHOWN - 1)]
+    assert [len(group["shown"]) for group in (kept, short, duplicates)] == [KEPT_SHOWN, DROPPED_SHOWN, DROPPED_SHOWN]
+    assert [group["source"] for group in kept["shown"]] == ["book", *["web"] * (KEPT_SHOWN - 1)]
     book, page, *_ = kept["shown"]
     assert [len(piece["text"]) for piece in book["pieces"]] == [SHOWN_CHARACTERS]
     assert book["characters"] == SHOWN_CHARACTERS + 5
-    pages = {document_id("web", f"{n}.txt", text).hex(): text for n, (_, text, *why) in enumerate(rows[:30])}
-    assert [one["id"] for one in kept["shown"][1:]] == sorted(pages)[: KEPT_SHOWN - 1], "the least ids of both shards"
+    pages = {document_id("web", f"{n}.txt", text).hex(): text for n, (_, text, *reasons) in enumerate(rows[:30])}
+    assert [group["id"] for group in kept["shown"][1:]] == sorted(pages)[: KEPT_SHOWN - 1], (
+        "the smallest ids of both shards"
+    )
     assert page["pieces"] == [{"text": pages[page["id"]], "edit": None, "stage": None}]
     assert page["said"] == []
-    assert [one["said"] for one in short["shown"]] == [["threshold 3", "words 2"]] * 2
-    assert shown_documents(RECIPES, inputs) == [kept, short, twice]
+    assert [group["said"] for group in short["shown"]] == [["threshold 3", "words 2"]] * 2
+    assert shown_documents(RECIPES, inputs) == [kept, short, duplicates]
 
 
 def test_only_the_rules_that_dropped_most_have_their_documents_shown(tmp_path: Path) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
         ("web", f"{rule} {n}", f"rule {rule:02}", None) for rule in range(MOST_GROUPS + 3) for n in range(rule + 1)
     ]
-    found = shown_documents(RECIPES, committed(tmp_path, rows))
-    assert [one["rule"] for one in found] == [f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)]
+    groups = shown_documents(RECIPES, committed(tmp_path, rows))
+    assert [group["rule"] for group in groups] == [f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)]
 
 
 def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
-    same = "word " * 2000
-    kept = folded([("new ", True), (same, False), ("end", True)], "added")
-    assert [span.mark for span in kept] == ["added", "", "masked", "", "added"]
-    assert kept[2].text.strip() == "[8,000 characters that both have]"
-    assert len(kept[1].text) == len(kept[3].text) == 1000
-    assert folded([(same, False)], "removed")[1] == kept[2]
+    shared_text = "word " * 2000
+    spans = folded([("new ", True), (shared_text, False), ("end", True)], "added")
+    assert [span.mark for span in spans] == ["added", "", "masked", "", "added"]
+    assert spans[2].text.strip() == "[8,000 characters that both have]"
+    assert len(spans[1].text) == len(spans[3].text) == 1000
+    assert folded([(shared_text, False)], "removed")[1] == spans[2]
     assert folded([("short", False), ("<b>", True)], "removed") == [Span("short"), Span("<b>", "removed")]
 
 
@@ -153,13 +163,13 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
     assert html.count("The first") == 1
     assert f"The first 16 of 50 characters; <code>gristmill explain MANIFEST {'cd' * 16} --text</code>" in html
     assert whole_documents({}) is None
-    written = markdown_page(Page("x", [section for section in (whole_documents(facts),) if section is not None]))
-    assert "Kept (1,234)" in written
-    assert "Nothing" not in written, "in Markdown nothing is folded"
+    markdown = markdown_page(Page("x", [section for section in (whole_documents(facts),) if section is not None]))
+    assert "Kept (1,234)" in markdown
+    assert "Nothing" not in markdown, "Markdown has no folded documents"
 
 
 def numeric_columns(function: ast.FunctionDef) -> set[str]:
-    """Names of numeric columns in the tables of a function, whose header is a list in the call or in a variable."""
+    """Return the names of numeric columns in a function's tables, whose header is a list in the call or in a variable."""
     lists = {
         target.id: node.value
         for node in ast.walk(function)
@@ -167,7 +177,7 @@ def numeric_columns(function: ast.FunctionDef) -> set[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    named = set()
+    names = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Table" and len(node.args) > 2:
             header, numeric = node.args[0], node.args[2]
@@ -175,18 +185,18 @@ def numeric_columns(function: ast.FunctionDef) -> set[str]:
             places = set(range(1, len(cells.elts)))
             if isinstance(numeric, ast.Set):
                 places = {entry.value for entry in numeric.elts if isinstance(entry, ast.Constant)}
-            named |= {
+            names |= {
                 cell.value
                 for place, cell in enumerate(cells.elts)
                 if place in places and isinstance(cell, ast.Constant)
             }
-    return named
+    return names
 
 
 @pytest.mark.slow
 def test_every_column_of_numbers_says_what_they_are() -> None:
-    """On its name where a pointer rests there, and in a list at the end of the report."""
-    named, constants = set(), set()
+    """A column is defined in its tooltip, and in a list at the end of the report."""
+    column_names, constants = set(), set()
     for path in FLOWS.rglob("*.py"):
         tree = ast.parse(path.read_text())
         if path.name != "column_glossary.py":
@@ -194,19 +204,19 @@ def test_every_column_of_numbers_says_what_they_are() -> None:
         if path.parent.name == "report" and path.name not in ("comparison.py", "terminal_summary.py"):
             for function in ast.walk(tree):
                 if isinstance(function, ast.FunctionDef):
-                    named |= numeric_columns(function)
-    assert len(named) > 90
-    assert named - set(MEANINGS) == {"measure", "category"}, "text beside computed columns, and nothing else"
-    assert set(MEANINGS) - constants == set(), "meanings of columns that no table has"
+                    column_names |= numeric_columns(function)
+    assert len(column_names) > 90
+    assert column_names - set(MEANINGS) == {"measure", "category"}, "only these columns hold text beside numbers"
+    assert set(MEANINGS) - constants == set(), "every meaning belongs to a column of a table"
     inner = Table(["rule", "times"], [["x", 2]], {1}, {"times": "passages"})
-    found = column_definitions(
+    definitions = column_definitions(
         [
             Section("a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]),
             Section("b", [Details("more", [inner])]),
         ]
     )
-    assert found is not None
-    assert re.findall(r"<td>(.*?)</td><td>(.*?)</td>", html_of(found)) == [
+    assert definitions is not None
+    assert re.findall(r"<td>(.*?)</td><td>(.*?)</td>", html_of(definitions)) == [
         ("kept", MEANINGS["kept"]),
         ("times", "passages"),
     ]

@@ -1,4 +1,4 @@
-"""What the report, the summary and a stage's card say about reinforcement learning."""
+"""Reinforcement learning in the report, the summary and a stage's card."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
 
 @pytest.mark.slow
 def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> None:
-    more = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
+    share_fields = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
     curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}
     tools = {"tools/call_frequency": 1.5, "tools/failure_frequency": 0.1}
-    for added, figures, said in (
-        (more, 4, "group has one reward"),
-        (more | curriculum, 5, "too easy"),
-        (more | curriculum | tools, 7, "calls per answer"),
+    for added, figures, label in (
+        (share_fields, 4, "group has one reward"),
+        (share_fields | curriculum, 5, "too easy"),
+        (share_fields | curriculum | tools, 7, "calls per answer"),
     ):
         html = html_of(
             reinforcement(
@@ -65,7 +65,7 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
             )
         )
         assert html.count("<svg") == figures
-        assert said in html
+        assert label in html
 
 
 def test_a_run_without_reinforcement_has_no_section() -> None:
@@ -75,8 +75,8 @@ def test_a_run_without_reinforcement_has_no_section() -> None:
 
 def test_one_reward_is_one_curve_and_several_are_drawn_beside_their_sum() -> None:
     assert set(reward_points(LINES)) == {"all", "exact", "format"}
-    alone = [{"step": 1, "reward": 0.5, "rewards/exact": 0.5}]
-    assert reward_points(alone) == {"reward": [(1, 0.5)]}
+    single_reward = [{"step": 1, "reward": 0.5, "rewards/exact": 0.5}]
+    assert reward_points(single_reward) == {"reward": [(1, 0.5)]}
 
 
 def test_the_summary_says_what_rewards_became() -> None:

@@ -1,4 +1,4 @@
-"""A run that made nothing has the report of the run before it, with a first line of its own."""
+"""A run that made nothing reuses the previous run's report with a first line of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gristmill.flows.running.run_records import RunRecord
 
 
 class Project:
-    """A store with one committed stage, and what was rendered of it."""
+    """A store with one committed stage, and a list of its rendered reports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rendered = folder, list[str]()
@@ -47,9 +47,9 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    made = Project(tmp_path)
-    monkeypatch.setattr(run_report, "render_report", made.render)
-    return made
+    new_project = Project(tmp_path)
+    monkeypatch.setattr(run_report, "render_report", new_project.render)
+    return new_project
 
 
 def test_it_is_rendered_once_and_says_which_run_it_is_of(project: Project) -> None:
@@ -71,29 +71,29 @@ def test_another_commit_or_another_manifest_makes_another_report(project: Projec
 def test_what_is_shown_is_gathered_again_for_new_commits_alone(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gathered: list[bool] = []
-    monkeypatch.setattr(report_facts, "_gather", lambda session, folders, whole: (gathered.append(whole), {"a": 1})[1])
+    gather_calls: list[bool] = []
+    monkeypatch.setattr(
+        report_facts, "_gather", lambda session, folders, whole: (gather_calls.append(whole), {"a": 1})[1]
+    )
     for whole in (True, True, False):
         assert report_facts.gather_facts(project.session, whole) == {"a": 1}
-    assert gathered == [True]
+    assert gather_calls == [True]
     project.commit("2")
     for whole in (False, True):
         report_facts.gather_facts(project.session, whole)
-    assert gathered == [True, False, True]
+    assert gather_calls == [True, False, True]
 
 
 def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_judged_since_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(
-        report_facts, "describe_cuts", lambda *arguments: (looked.append(1), [{"rule": len(looked)}])[1]
-    )
+    calls: list[int] = []
+    monkeypatch.setattr(report_facts, "describe_cuts", lambda *arguments: (calls.append(1), [{"rule": len(calls)}])[1])
     monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
     session: Any = SimpleNamespace(manifest=SimpleNamespace(steps={"filter": None}), plan={})
 
-    def found(**commits: str) -> Any:
+    def cuts_after(**commits: str) -> Any:
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
@@ -101,9 +101,9 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
             "cuts"
         ]
 
-    assert found(ingest="1", filter="1") == [{"rule": 1}]
-    assert found(ingest="1", filter="1", mix="1") == [{"rule": 1}]
-    assert found(ingest="1", filter="2", mix="1") == [{"rule": 2}]
+    assert cuts_after(ingest="1", filter="1") == [{"rule": 1}]
+    assert cuts_after(ingest="1", filter="1", mix="1") == [{"rule": 1}]
+    assert cuts_after(ingest="1", filter="2", mix="1") == [{"rule": 2}]
 
 
 def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,10 @@ def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(monkeypatch:
 
 
 def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, drawn = list[Any](), threading.Event()
+    records, drawn = list[Any](), threading.Event()
 
     def render(session: Any, record: object) -> str:
-        begun.append(record)
+        records.append(record)
         drawn.set()
         raise ValueError("nobody hears of it")
 
@@ -132,12 +132,12 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: py
         plan={name: SimpleNamespace(stage=SimpleNamespace(judges=judges)) for name, judges in kinds.items()},
         committed=lambda name: object() if name == "ingest" else None,
     )
-    made = prerender.prerenderer(session)
-    made("ingest")
-    made("filter")
-    assert begun == []
-    made("dedup")
+    on_stage_end = prerender.prerenderer(session)
+    on_stage_end("ingest")
+    on_stage_end("filter")
+    assert records == []
+    on_stage_end("dedup")
     assert drawn.wait(60)
-    made("mix")
+    on_stage_end("mix")
     with run_report._rendering:
-        assert begun == [None]
+        assert records == [None]

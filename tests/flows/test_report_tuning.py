@@ -1,4 +1,4 @@
-"""What is shown of a teacher, a reward model, of where a preference margin came from, and of rounding an export."""
+"""Teachers, reward models, origins of preference margins and rounded exports in the report."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ def facts(**summaries: Any) -> dict[str, Any]:
 
 
 def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> None:
-    found = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
-    found["training"]["sft"] = [
+    distilled_facts = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
+    distilled_facts["training"]["sft"] = [
         {"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step} for step in (1, 2)
     ]
-    shown = text_of(distillation(found))
-    assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in shown
-    assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in shown
-    (row,) = (row for row in loss_rows(found) if row["stage"] == "sft")
+    text = text_of(distillation(distilled_facts))
+    assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in text
+    assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in text
+    (row,) = (row for row in loss_rows(distilled_facts) if row["stage"] == "sft")
     assert row["details"] == "divergence from the teacher 1.000 -> 0.500"
     assert distillation(facts()) is None
 
 
 def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:
-    shown = text_of(
+    text = text_of(
         reward_model(
             facts(reward={"held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})
         )
     )
-    assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in shown
-    assert "pairs trained on 1,080" in shown
-    assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
+    assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in text
+    assert "pairs trained on 1,080" in text
+    assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in text
     part = {"measured": 1080, "wrong": 0.25, "median": 0.5}
-    shown = text_of(
+    text = text_of(
         reward_model(
             facts(
                 reward={
@@ -88,7 +88,7 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
             )
         )
     )
-    assert "pairs trained 1,080 25.0% +0.500" in shown
+    assert "pairs trained 1,080 25.0% +0.500" in text
     assert reward_model(facts()) is None
 
 
@@ -98,20 +98,20 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
     answer = {**line, "margin": -0.5, "chosen": None, "rejected": 0.5, "completion_text": "so"}
     part = {"measured": 1200, "wrong": 0.125, "median": 0.75}
     sets = [{"name": "pairs", "trained": part}]
-    shown = text_of(*unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]}))
-    assert "pairs trained 1,200 12.5% +0.750" in shown
-    assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in shown
-    assert "0123456789abcdef pairs trained -0.500 <why> so" in shown
+    text = text_of(*unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]}))
+    assert "pairs trained 1,200 12.5% +0.750" in text
+    assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in text
+    assert "0123456789abcdef pairs trained -0.500 <why> so" in text
     assert unlearned(None) == []
     assert answers_of(answer) == ["", "so"]
     assert answers_of({**answer, "chosen": 0.5, "rejected": None}) == ["so", ""]
 
 
 @pytest.mark.parametrize(
-    ("alarm", "said"),
+    ("alarm", "sentence"),
     [(None, "Chosen answers did not keep becoming less likely."), (7, "Alarm at step 7: the margin grew although")],
 )
-def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, said: str) -> None:
+def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, sentence: str) -> None:
     summary = {
         "objective": "sigmoid",
         "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25, "fell_rejected": 0.9},
@@ -123,18 +123,18 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int |
             "reward_accuracy_interval": share_with_interval(np.arange(40) < 28),
         },
     }
-    shown = text_of(preference_effects(facts(dpo=summary)))
-    assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in shown
-    assert said in shown
+    text = text_of(preference_effects(facts(dpo=summary)))
+    assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in text
+    assert sentence in text
     assert (
         "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in "
-        "60.0%, 50.0% before." in shown
+        "60.0%, 50.0% before." in text
     )
     assert preference_effects({"summaries": {}, "training": {}}) is None
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
-    """All that margins.parquet has, not the last logged batch; with how sure a share of few held-out pairs is."""
+    """Figures cover all of margins.parquet, not the last logged batch, with an interval for few held-out pairs."""
     margins = {
         "right": {"held_out": share_with_interval(np.arange(5) > 0), "trained": share_with_interval(np.arange(22) > 0)}
     }
@@ -150,25 +150,25 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
         f"reward accuracy {shares}\nlog-probability below the reference in the last batch: 25% of chosen, "
         "90% of rejected, alarm at step 2",
     ]
-    before = loss_rows(
+    partial_rows = loss_rows(
         facts(
             reward={"held_out": HELD_OUT},
             dpo={"objective": "kto", "margins": {**margins, "right": {"trained": margins["right"]["trained"]}}},
         )
     )
-    assert [row["details"] for row in before] == ["", "answers rewarded right 95% of 22 trained"]
+    assert [row["details"] for row in partial_rows] == ["", "answers rewarded right 95% of 22 trained"]
 
 
 def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
     cost = {"rows": 256, "perplexity_before": 12.5, "perplexity": 12.625, "growth": 0.01}
     assert "256 12.5000 12.6250 +1.000%" in text_of(rounding(facts(export={"int8": cost})))
-    nothing = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
-    assert "what rounding costs is not measured" in text_of(rounding(facts(export={"int8": nothing})))
+    unmeasured = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
+    assert "what rounding costs is not measured" in text_of(rounding(facts(export={"int8": unmeasured})))
     assert rounding(facts(export={})) is None
 
 
 def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
-    of_set = {
+    set_counts = {
         "name": "chats",
         "records": 9,
         "refused": 0,
@@ -182,24 +182,26 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
         "held_out": 2,
     }
     data = {
-        "sets": [of_set],
+        "sets": [set_counts],
         "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}],
         "rows": 3,
         "sequence_length": 64,
         "fill": 0.9,
         "replay": {"rows": 0, "share": 0.0},
     }
-    shown = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
-    assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in shown
-    assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))
+    text = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
+    assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in text
+    assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**set_counts, "held_out": 0}]}, sft={})))
 
 
 @pytest.mark.slow
 def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
-    """Its last step need not be one that is logged."""
+    """Its last step may be one without a log line."""
     stopped = {"callback": "hooks:plateau", "step": 7, "reason": "no better for 3 validations"}
     (_, dpo) = loss_rows(facts(dpo={"stopped_by": stopped}))
     assert (dpo["steps"], dpo["details"]) == (7, "hooks:plateau ended it after step 7: no better for 3 validations")
-    found = facts(dpo={"stopped_by": stopped})
-    assert "dpo: hooks:plateau ended it after step 7: no better for 3 validations." in text_of(training_section(found))
+    stopped_facts = facts(dpo={"stopped_by": stopped})
+    assert "dpo: hooks:plateau ended it after step 7: no better for 3 validations." in text_of(
+        training_section(stopped_facts)
+    )
     assert "ended it" not in text_of(training_section(facts()))

@@ -1,4 +1,4 @@
-"""What Prefect's page shows of a stage while it runs."""
+"""Progress of a running stage on Prefect's page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
     folder = StageFolder(tmp_path)
     folder.work.mkdir()
     lines = [{"step": step, "loss": 9.0 - step} for step in (1, 2, 3)] + [{"step": 3, "validation_loss": 6.5}]
-    # The last one is being written.
+    # The last line is incomplete.
     (folder.work / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo')
     node = toy_runner(first={"n": 1}).plan["first"]
     for resuming, first in ((True, "| 1 | 8.0000 |"), (False, "| 4 | 5.0000 |")):

@@ -1,4 +1,4 @@
-"""A stage that another deployment runs: it gets the same parameters, its end is waited for, and it ends with ours."""
+"""A stage run by another deployment: it gets the same parameters, our run waits for it, and ending ours ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SESSION: Any = SimpleNamespace(manifest_file="a.yaml", overrides=["pretrain.step
 
 
 class Server:
-    """Gives the other run's states, one at a time; a state that is an exception is raised."""
+    """A fake server that returns the other run's states in order; a state that is an exception is raised."""
 
     def __init__(self, *states: Any) -> None:
         self.states = list(states)
@@ -30,7 +30,7 @@ class Server:
         return
 
     def run_deployment(self, name: str, parameters: dict[str, Any], timeout: float) -> Any:
-        assert timeout == 0, "the waiting is ours, so that it can be interrupted"
+        assert timeout == 0, "this process waits itself, so that it can be interrupted"
         self.started = {"deployment": name, **parameters}
         return SimpleNamespace(id=uuid.uuid4(), name="lucky-owl")
 

@@ -1,4 +1,4 @@
-"""Stages are made once, continued after a kill, made again when forced, and never counted when they failed."""
+"""Stages are made once, continued after a kill, made again when forced, and never committed after a failure."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(to
     with pytest.raises(StageFailedError, match="was killed"):
         runner.run_stage("second")
     assert runner.folder("second").state() == "unfinished"
-    kept = (runner.folder("second").data / "1.txt").stat().st_mtime_ns
+    modification_time = (runner.folder("second").data / "1.txt").stat().st_mtime_ns
     assert runner.run_stage("second").how == "Resumed"
-    assert (runner.folder("second").data / "1.txt").stat().st_mtime_ns == kept
+    assert (runner.folder("second").data / "1.txt").stat().st_mtime_ns == modification_time
     assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
 
 
@@ -126,11 +126,11 @@ def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Ma
 
 @pytest.mark.slow
 def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(toy_runner: Make) -> None:
-    """As torchrun prints it where two ranks end, on a disk too full for a file that says why."""
+    """As torchrun prints when two ranks end on a disk that is too full for the error file."""
     runner = toy_runner(ranks={})
     with pytest.raises(StageFailedError) as caught:
         runner.run_stage("ranks")
-    # Whoever asks afterwards is told the same.
+    # Later readers see the same message.
     assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
     assert str(caught.value).splitlines()[0] == (
         "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space on the disk of "
@@ -197,46 +197,50 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
 
 
 def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training takes seconds to end, in which a second Ctrl-C would be tempting."""
-    told: list[dict[str, object]] = []
-    ended = iter([None, None, -15])
-    stopped = object.__new__(StageProcess)
-    stopped.__dict__.update(
-        _on_event=told.append,
+    """A training takes seconds to end, which tempts to press Ctrl-C again."""
+    sent_events: list[dict[str, object]] = []
+    poll_results = iter([None, None, -15])
+    process = object.__new__(StageProcess)
+    process.__dict__.update(
+        _on_event=sent_events.append,
         _signal=lambda number: False,
-        _process=SimpleNamespace(poll=lambda: next(ended), wait=lambda: -15),
+        _process=SimpleNamespace(poll=lambda: next(poll_results), wait=lambda: -15),
         _reader=threading.Thread(target=lambda: None),
     )
-    stopped._reader.start()
+    process._reader.start()
     monkeypatch.setattr("gristmill.flows.running.process.QUIET_SECONDS", 0.0)
-    stopped.stop()
-    assert told == [{"event": "stopping", "seconds": 15.0}]
-    shown = io.StringIO()
-    TerminalObserver(Console(file=shown, width=200)).stage_event(cast(Any, SimpleNamespace(name="pretrain")), told[0])
-    assert shown.getvalue() == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"
+    process.stop()
+    assert sent_events == [{"event": "stopping", "seconds": 15.0}]
+    terminal = io.StringIO()
+    TerminalObserver(Console(file=terminal, width=200)).stage_event(
+        cast(Any, SimpleNamespace(name="pretrain")), sent_events[0]
+    )
+    assert terminal.getvalue() == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"
 
 
 def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited: list[float | None] = []
+    timeouts: list[float | None] = []
     wait = subprocess.Popen.wait
 
     def wait_in_turns(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        waited.append(timeout)
-        if len(waited) == 2:
+        timeouts.append(timeout)
+        if len(timeouts) == 2:
             raise KeyboardInterrupt
         return wait(process, timeout and 0.01)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait_in_turns)
     with pytest.raises(KeyboardInterrupt):
         toy_runner(waiting={}).run_stage("waiting")
-    assert waited[:2] == [TURN_SECONDS, TURN_SECONDS]
+    assert timeouts[:2] == [TURN_SECONDS, TURN_SECONDS]
 
 
 @pytest.fixture
 def overtaken(toy_runner: Make) -> Callable[[], None]:
-    """Takes the owner of the first lease for dead, as one that was paused for too long, and lets another run finish."""
+    """Return a function that marks the owner of the first lease as dead, as after a long pause, and lets another run
+    finish.
+    """
 
     def overtake() -> None:
         runner = toy_runner(first={"n": 2})
@@ -248,7 +252,7 @@ def overtaken(toy_runner: Make) -> Callable[[], None]:
 
 
 def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is paused in its first call, while something else happens."""
+    """Return a function that first runs an action in its first call, like a pause in which something else happens."""
     pending = [act]
     return lambda *arguments: (pending.pop()() if pending else None, then(*arguments))[1]
 

@@ -1,4 +1,4 @@
-"""Events of a run reach the record, JSON lines, Prometheus and the hook at its end, and no failure of these ends it."""
+"""Events of a run reach the record, JSON lines, Prometheus and the final hook, and none of their failures ends the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session_of(runner: Runner, hook: str | None = None) -> Session:
 
 
 def run_recorded(runner: Runner, *observers: Any, hook: str | None = None) -> RunRecord:
-    """Run all stages with a record; a failure ends up in it."""
+    """Run all stages with a record, which also holds a failure."""
     session = session_of(runner, hook)
     record = session.start_record()
     recorded = replace(runner, observer=Observers(record, *observers))
@@ -170,9 +170,9 @@ def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
         with urllib.request.urlopen(metrics_link(base, "gristmill:secret")) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             assert b'gristmill_run_state{name="toy",state="completed"} 1.0' in answer.read()
-        for stranger in (f"{base}/metrics", metrics_link(base, "gristmill:guess")):
+        for url_without_token in (f"{base}/metrics", metrics_link(base, "gristmill:guess")):
             with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(stranger)
+                urllib.request.urlopen(url_without_token)
     finally:
         server.shutdown()
         server.server_close()
@@ -180,7 +180,7 @@ def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The address of a server that keeps what it is sent, and answers with an error."""
+    """Address of a server that keeps the received bodies and answers with an error."""
     bodies: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -212,7 +212,7 @@ def test_a_webhook_hears_of_the_end_and_its_address_is_nowhere(
     assert [body["state"] for body in bodies] == ["failed", "failed"]
     assert bodies[0]["stages"]["first"]["rows"] == {"read": 1, "kept": 1}
     assert "7 is not allowed" in bodies[0]["text"]
-    assert len(caplog.records) == 2, "the error that it answers with is a warning"
+    assert len(caplog.records) == 2, "the server's error is a warning"
     assert SECRET not in (record.folder / "run.json").read_text() + json.dumps(bodies) + caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What a run prints at its end: a picture of the funnel, what each training changed, and what to ask next."""
+"""The summary printed at a run's end: a picture of the funnel, the effect of each training, and a question to try next."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_bars_are_as_long_as_what_each_stage_kept() -> None:
         {"stage": "filter", "read": 200, "kept": 101},
         {"stage": "dedup", "read": 101, "kept": 50},
     ]
-    whole, half, quarter = (line.split()[1] for line in drawn(rows))
-    assert [len(bar) for bar in (whole, half, quarter)] == [40, 21, 10]  # 20.2 and 10 of 40 signs
-    assert half == "█" * 20 + "▎"  # the eighths of a sign: 2 of 8
+    full_bar, half_bar, quarter_bar = (line.split()[1] for line in drawn(rows))
+    assert [len(bar) for bar in (full_bar, half_bar, quarter_bar)] == [40, 21, 10]  # 20.2 and 10 of 40 characters
+    assert half_bar == "█" * 20 + "▎"  # two eighths of a character
     assert [line.split()[-1] for line in drawn(rows)] == ["100%", "50%", "25%"]
     assert [line.split()[1] for line in drawn(rows, "ascii")] == ["#" * 40, "#" * 20, "#" * 10]
     assert max(map(len, drawn(rows, width=40))) <= 40
@@ -53,7 +53,7 @@ def facts(**summaries: Any) -> dict[str, Any]:
 
 
 def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
-    found = effect_rows(
+    effects = effect_rows(
         facts(
             sft={"held_out_before": {"loss": 6.25}, "held_out": {"loss": 5.0}},
             dpo={"held_out": {"reward_accuracy_interval": SHARES}},
@@ -67,26 +67,26 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
             },
         )
     )
-    assert found == [
+    assert effects == [
         ("pretrain", "text of web", "3.500", "2.000", "better"),
-        ("pretrain", "text of books", "3.400", "3.600", "worse"),  # the first batch had no row of it
+        ("pretrain", "text of books", "3.400", "3.600", "worse"),  # the first batch had no row of books
         ("sft", "answers", "6.250", "5.000", "better"),
         ("dpo", "60 pairs", "50%", "70%", "above chance (57% to 80%)"),
         ("rl", "rewards of 40 prompts", "0.250", "0.200", "within noise (-0.100 to +0.010)"),
     ]
-    assert {len(row) for row in found} == {len(EFFECT_HEADINGS)}
+    assert {len(row) for row in effects} == {len(EFFECT_HEADINGS)}
 
 
 def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> None:
-    given = facts(merge={"sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}})
-    assert effect_rows(given)[2:] == [
+    merge_facts = facts(merge={"sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}})
+    assert effect_rows(merge_facts)[2:] == [
         ("merge", "text of web", "2.000", "2.250", "worse"),
         ("merge", "text of books", "3.600", "3.500", "better"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "verdict"),
     [
         (0.0, 0.0, "the same"),
         (0.1, 0.2, "better"),
@@ -94,19 +94,19 @@ def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_r
         (-0.1, 0.2, "within noise (-0.100 to +0.200)"),
     ],
 )
-def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(low: float, high: float, said: str) -> None:
+def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(low: float, high: float, verdict: str) -> None:
     gain = {"reward_before": 0.2, "reward": 0.3, "difference": {"value": 0.1, "low": low, "high": high}}
-    assert effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1] == said
+    assert effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1] == verdict
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "verdict"),
     [(0.45, 0.8, "not to be told from chance (45% to 80%)"), (0.2, 0.4, "below chance (20% to 40%)")],
 )
-def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float, said: str) -> None:
+def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float, verdict: str) -> None:
     interval = {**SHARES, "low": low, "high": high}
-    assert effect_rows(facts(dpo={"held_out": {"reward_accuracy_interval": interval}}))[-1][-1] == said
-    assert effect_rows(facts(reward={"margins": {"right": {"held_out": interval}}}))[-1][-1] == said
+    assert effect_rows(facts(dpo={"held_out": {"reward_accuracy_interval": interval}}))[-1][-1] == verdict
+    assert effect_rows(facts(reward={"margins": {"right": {"held_out": interval}}}))[-1][-1] == verdict
 
 
 def test_a_run_without_held_out_examples_says_nothing_of_them() -> None:
@@ -126,7 +126,7 @@ def rule(name: str, bound: Any, side: Any) -> Rule:
 
 
 @pytest.mark.parametrize(
-    ("bound", "side", "said"),
+    ("bound", "side", "looser_bound"),
     [
         (50, "min", "25"),
         (2, "min", "1"),
@@ -136,9 +136,11 @@ def rule(name: str, bound: Any, side: Any) -> Rule:
         (0.75, "min", "0.375"),
     ],
 )
-def test_the_threshold_that_dropped_most_is_asked_about_half_as_strict(bound: Any, side: Any, said: str) -> None:
+def test_the_threshold_that_dropped_most_is_asked_about_half_as_strict(
+    bound: Any, side: Any, looser_bound: str
+) -> None:
     rules = {"filter": [rule("less", 3, "min"), rule("most", bound, side), rule("words", "list", "min")]}
     dropped = {"filter": {"counts": {"dropped": {"less": 4, "most": 9, "words": 20}}}}
-    assert looser_setting(rules, dropped) == f"filter.gopher_quality.most={said}"
+    assert looser_setting(rules, dropped) == f"filter.gopher_quality.most={looser_bound}"
     assert looser_setting(rules, {}) is None
-    assert looser_setting({"filter": [rule("most", 1, "min")]}, dropped) is None  # none is looser
+    assert looser_setting({"filter": [rule("most", 1, "min")]}, dropped) is None  # no bound is looser

@@ -1,4 +1,4 @@
-"""A manifest is data, and what a run leaves behind holds no credentials."""
+"""A manifest is data, and the files of a run hold no credentials."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
 
 def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
     options = ["engine.runner=FlinkRunner", f"engine.options.password={SECRET}"]
-    with pytest.raises(ManifestError, match=r"engine\.options\.password: secrets do not belong") as told:
+    with pytest.raises(ManifestError, match=r"engine\.options\.password: secrets do not belong") as error:
         parse_manifest(MANIFEST, "a.yaml", options)
-    assert SECRET not in str(told.value)
+    assert SECRET not in str(error.value)
 
 
 def test_no_file_of_a_run_holds_the_credentials_of_an_address(toy_runner: Make, tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(toy_runner: Make, 
     record = RunRecord.start(runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan)
     with pytest.raises(StageFailedError, match=re.escape(f"{MASKED} is not there")), record.until_end():
         runner.run_stage("first")
-    kept = [path for path in runner.store.root.rglob("*") if path.is_file()]
-    assert {path.name for path in kept} >= {"run.json", "stage.json", "error.json", "1.log"}
-    assert [path for path in kept if SECRET in path.read_text()] == []
+    written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    assert {path.name for path in written_files} >= {"run.json", "stage.json", "error.json", "1.log"}
+    assert [path for path in written_files if SECRET in path.read_text()] == []
     assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == MASKED
 
 
@@ -98,11 +98,11 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runne
     )
     runner = toy_runner(first={"path": BUCKET})
     object.__setattr__(runner.plan["first"].stage, "run", "gristmill_refused_stages:first")
-    with pytest.raises(StageFailedError) as told:
+    with pytest.raises(StageFailedError) as error:
         runner.run_stage("first")
-    assert "Invalid bucket name '***'" in str(told.value)
-    kept = [path for path in runner.store.root.rglob("*") if path.is_file()]
-    assert [path for path in kept if "wJalrXUtnFEMI" in path.read_text()] == []
+    assert "Invalid bucket name '***'" in str(error.value)
+    written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    assert [path for path in written_files if "wJalrXUtnFEMI" in path.read_text()] == []
     assert "wJalrXUtnFEMI" not in str(runner.observer.events)  # type: ignore[attr-defined]
 
 
@@ -133,11 +133,11 @@ def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Pat
         link = tarfile.TarInfo("link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         archive.addfile(link)
-    before = sorted(tmp_path.rglob("*"))
+    paths_before = sorted(tmp_path.rglob("*"))
     (file,) = find_files("a", {"path": str(folder / "evil.tar")}).files
-    read = [item for item in read_records(file, Reading()) if isinstance(item, Record)]
-    assert [record.text for record in read] == ["prose"], "hidden names and links are not read"
-    assert sorted(tmp_path.rglob("*")) == before
+    archive_records = [item for item in read_records(file, Reading()) if isinstance(item, Record)]
+    assert [record.text for record in archive_records] == ["prose"], "hidden names and links are not read"
+    assert sorted(tmp_path.rglob("*")) == paths_before
 
 
 def test_servers_listen_on_the_loopback_address() -> None:
