@@ -53,7 +53,7 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Pag
                 number += 1
                 yield Rejected(number, str(block), lost=block.lost(number - 1))
                 continue
-            lines = [block] if isinstance(block, Unended) else list(lines_of(block))
+            lines: list[bytes] = [block] if isinstance(block, Unended) else list(lines_of(block))
             yield from _read_lines(item, reading, lines, number)
             number += len(lines)
     except CorruptFileError as error:

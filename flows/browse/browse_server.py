@@ -43,7 +43,7 @@ from gristmill.flows.browse.overview import navigation, overview_page
 from gristmill.flows.browse.row_pages import row_page, rows_page
 from gristmill.flows.browse.search_page import search_page
 from gristmill.flows.browse.step_pages import example_page, step_page, traced_example, training_page
-from gristmill.flows.pages.page_elements import Button, Field, Form, Link, Links, Note, Page
+from gristmill.flows.pages.page_elements import Button, Field, Form, Link, Links, Note, Page, Part
 from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
@@ -162,5 +162,5 @@ def _respond(run: BrowsedRun, page: Page, status: HTTPStatus = HTTPStatus.OK) ->
     except DAMAGED:
         links = [Link("overview", "/")]
     wanted = Field("wanted", placeholder="id or locator of a document", most=4000, is_required=True)
-    header = [Links(links), Form("/find", [wanted], [Button("Find")], layout="find")]
+    header: list[Part] = [Links(links), Form("/find", [wanted], [Button("Find")], layout="find")]
     return page_response(replace(page, header=header, site=run.name), status)

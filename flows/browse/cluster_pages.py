@@ -24,19 +24,7 @@ from gristmill.flows.browse.addresses import (
 )
 from gristmill.flows.browse.browse_elements import tabs, value_text
 from gristmill.flows.browse.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.pages.page_elements import (
-    Inline,
-    Link,
-    Mark,
-    Note,
-    Page,
-    Part,
-    Section,
-    Sides,
-    Span,
-    Table,
-    Text,
-)
+from gristmill.flows.pages.page_elements import Inline, Link, Mark, Note, Page, Part, Section, Sides, Span, Table, Text
 from gristmill.flows.pages.text_diff import differences
 from gristmill.mixtures.sources import INGEST
 
@@ -78,7 +66,7 @@ def clusters_page(run: BrowsedRun, query: Clusters) -> Page:
     sizes = run.cached(
         ("clusters", query.corpus, step), lambda: _sizes(read_table(path, ["cluster", "survivor_locator"]))
     )
-    rows = []
+    rows: list[list[Inline]] = []
     for cluster in sizes.slice(query.after, CLUSTERS_ON_PAGE).to_pylist():
         id_ = cluster["cluster"].hex()
         link = Link(cluster["kept"], address(CLUSTERS_PAGE, step, id_, corpus=own))

@@ -42,7 +42,7 @@ def link_of_cut(run: BrowsedRun, step: str, reason: str | None) -> str:
 def cuts_page(run: BrowsedRun, query: NoQuery) -> Page:
     """All rules of all steps, with the number of documents that each dropped."""
     run.corpus(DOCUMENTS)
-    rows = []
+    rows: list[list[Inline]] = []
     for key, (step, rule, _) in rules_of_run(run).items():
         dropped = rule.dropped(run.summary(step))
         listed = Link("list", Search(step=step, reason=rule.name).link()) if dropped else ""
@@ -134,5 +134,5 @@ def _sample(corpus: Inputs, step: str, shard: str, row: int, value: float, side:
         note.append(f" · dropped by {judged['reason']}")
     text = document["text"]
     excerpt = text[:EXCERPT_CHARS] + ("..." if len(text) > EXCERPT_CHARS else "")
-    title = [Span(value_text(value), "strong"), " ", Link(document["locator"], address(DOCUMENTS, id_))]
+    title: list[Inline] = [Span(value_text(value), "strong"), " ", Link(document["locator"], address(DOCUMENTS, id_))]
     return Entry(title, [Span(excerpt)], note)

@@ -159,7 +159,7 @@ def _text(document: Mapping[str, Any], most: int | None) -> list[Part]:
     spans, is_cut = cut_spans(document["text"], most)
     parts: list[Part] = []
     if any(piece["edit"] for piece in document["text"]):
-        marks = [Span("Removed", "removed"), " and ", Span("added", "added")]
+        marks: list[Inline] = [Span("Removed", "removed"), " and ", Span("added", "added")]
         parts.append(Note([*marks, " by the steps; text without a mark is as it was read."]))
     if not is_cut:
         return [*parts, Text(spans)]

@@ -6,7 +6,7 @@ from gristmill.flows.browse.addresses import DOCUMENTS, DOMAINS_PAGE, OneStage, 
 from gristmill.flows.browse.browse_elements import tabs
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.pages.dot_map import draw_map, series_of
-from gristmill.flows.pages.page_elements import Link, Page, SeriesKey, Table
+from gristmill.flows.pages.page_elements import Inline, Link, Page, SeriesKey, Table
 
 
 def steps_with_domains(run: BrowsedRun) -> list[str]:
@@ -34,7 +34,7 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
         "their vectors differ most. A number is that of a domain, in the middle of its documents."
     )
     total = sum(domain["documents"] for domain in summary["domains"]) or 1
-    rows = [
+    rows: list[list[Inline]] = [
         [
             [SeriesKey(series_of(domain["domain"])), str(domain["domain"])],
             Link(domain["name"], documents_of(domain["domain"])),

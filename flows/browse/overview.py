@@ -68,7 +68,7 @@ def _reason_link(step: str, reason: str) -> str:
 
 
 def _source_section(rows: list[dict[str, Any]]) -> Section:
-    lines = []
+    lines: list[list[Inline]] = []
     for name, counts in sorted(rows[0].get("sources", {}).items()):
         kept = rows[-1]["sources"].get(name, {}).get("kept", 0)
         share = f"{kept / counts['read']:.1%}" if counts["read"] else ""

@@ -63,7 +63,7 @@ def rows_page(run: BrowsedRun, query: Rows) -> Page:
     num_pieces = np.diff(bounds.offsets) - 1
     num_trained = _trained(run, query.stage, packed, rows, filled, query.held_out).sum(axis=1)
     tokenizer = run.tokenizer()
-    lines = []
+    lines: list[list[Inline]] = []
     for index, (row, source) in enumerate(zip(rows.tolist(), sources, strict=True)):
         link = Link(str(row), address(ROWS_PAGE, query.stage, row, held_out=query.held_out))
         counts = [f"{counts[index]:,}" for counts in (num_pieces, filled, num_trained)]

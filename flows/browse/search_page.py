@@ -18,7 +18,7 @@ def search_page(run: BrowsedRun, query: TextSearch) -> Page:
     """The documents that a text is about; the form alone without a text."""
     run.corpus(DOCUMENTS)
     text = query.text
-    fields = [
+    fields: list[Field | Choice] = [
         Field(
             "text", "text", text or "", 'a sentence, or words; "several between quotes"', 2000, True, is_required=True
         ),

@@ -110,7 +110,7 @@ def training_page(run: BrowsedRun, query: Training) -> Page | str:
         text = "No step is recorded yet; what each will read is known all the same: "
         return Page(title, parts=[*parts, Note([text, first, "."], "plain")])
     names = [name for name in MEASURES if any(isinstance(line.get(name), int | float) for line in lines)]
-    rows = [
+    rows: list[list[Inline]] = [
         [
             Link(str(line["step"]), address(TRAINING_PAGE, stage, line["step"])),
             *(value_text(line.get(name)) for name in names),

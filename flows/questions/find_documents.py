@@ -73,9 +73,10 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
         return direct
     hits: list[Place] = []
     if _is_hex(query) and len(query) <= 2 * ID_BYTES:
-        for corpus in corpora(inputs):
-            places = find_ids(corpus[INGEST], shard_names(corpus[INGEST]), query)
-            hits += [(corpus, shard, row) for shard, row in places]
+        for corpus_inputs in corpora(inputs):
+            documents = corpus_inputs[INGEST]
+            places = find_ids(documents, shard_names(documents), query)
+            hits += [(corpus_inputs, shard, row) for shard, row in places]
     if not hits:
         for corpus, shard in corpus_shards(inputs):
             locators = read_table(corpus[INGEST] / shard, ["locator"])["locator"]

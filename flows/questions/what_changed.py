@@ -91,12 +91,11 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
 def trained_context(manifest: Manifest) -> int:
     """Return the longest context that the initial model will have been trained on, in tokens."""
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
+    model_path: str | None = None
     if manifest.model is not None:
         model_path = manifest.model.path
     elif manifest.pretrain is not None:
         model_path = manifest.pretrain.model.init_from
-    else:
-        model_path = None
     if model_path is None:
         return length
     config = read_json(as_path(model_path) / "config.json")

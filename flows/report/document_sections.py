@@ -164,7 +164,7 @@ def both_sides(cut: Mapping[str, Any]) -> list[Part]:
     for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut")):
         entries = []
         for sample in cut[side]:
-            label = [Span(f"{sample['value']:.4g}", "strong"), f" {sample['source']} {sample['locator']}"]
+            label: list[Inline] = [Span(f"{sample['value']:.4g}", "strong"), f" {sample['source']} {sample['locator']}"]
             entries.append(Entry(label, [Span(sample["excerpt"])]))
         parts.append(Listing(title, entries))
     return parts

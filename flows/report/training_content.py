@@ -144,7 +144,7 @@ def _source_row(
 ) -> list[str]:
     manifest = session.manifest
     if name in manifest.document_sources:
-        path = manifest.document_sources[name].path
+        path = str(manifest.document_sources[name].path)
     else:
         path = f"from {', '.join(manifest.generated_sources[name].generate.parents)}"
     documents = f"{sum(group['documents'] for group in groups):,}"
@@ -198,7 +198,7 @@ def _processing(session: Session, facts: Facts) -> Section:
     taken_down = "No document was taken down (`mix.exclude` is absent)."
     if excluded:
         taken_down = f"Documents taken down, which no training of this manifest reads: those of the list `{excluded}`."
-    parts = [
+    parts: list[Part] = [
         Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
         Note(taken_down),
         Note(f"How reservations of rights were found and respected when the data was collected: {OPEN}."),
