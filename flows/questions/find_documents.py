@@ -93,8 +93,9 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
         )
     if len(hits) > 1:
         listing = []
-        for corpus, shard, row in hits[:SHOWN_HITS]:
-            document = read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+        for place in hits[:SHOWN_HITS]:
+            corpus_of_hit, shard_of_hit, row = place
+            document = read_documents(corpus_of_hit, shard_of_hit, ["id", "source"]).slice(row, 1).to_pylist()[0]
             listing.append(f"{document['id'].hex()} ({document['source']})")
         more = " ..." if len(hits) > SHOWN_HITS else ""
         raise AmbiguousDocumentError(f"{len(hits)} documents fit {query!r}; give an id: {', '.join(listing)}{more}")
