@@ -121,7 +121,7 @@ def hosts(*names: str) -> Iterator[list[Host]]:
         for host in created_hosts:  # `ip netns exec` mounts this file as /etc/hosts
             (NAMES / host.namespace).mkdir(parents=True)
             (NAMES / host.namespace / "hosts").write_text(
-                "127.0.0.1 localhost\n" + "".join(f"{other.address} {other.name}\n" for other in created_hosts)
+                "127.0.0.1 localhost\n" + "".join(f"{peer.address} {peer.name}\n" for peer in created_hosts)
             )
         yield created_hosts
     finally:

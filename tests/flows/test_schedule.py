@@ -1,4 +1,4 @@
-"""Stages run as soon as what they read is made, as many at a time as there are workers, and one training at a time."""
+"""Stages start as soon as their inputs are made, as many at a time as there are workers, with one training at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gristmill.flows.running.schedule import Job, jobs_of, next_jobs, run_in_thr
 from gristmill.flows.stages.plan import Node
 
 
-def job(name: str, *needs: str, **others: Any) -> Job:
-    return Job(name, frozenset(needs), **others)
+def job(name: str, *needs: str, **options: Any) -> Job:
+    return Job(name, frozenset(needs), **options)
 
 
 def started(
-    jobs: list[Job], running: dict[str, tuple[Job, int]], done: list[str], workers: int
+    jobs: list[Job], running: dict[str, tuple[Job, int]], done_names: list[str], workers: int
 ) -> list[tuple[str, int]]:
-    return [(one.name, taken) for one, taken in next_jobs(jobs, running, done, workers)]
+    return [(next_job.name, workers_taken) for next_job, workers_taken in next_jobs(jobs, running, done_names, workers)]
 
 
 def test_what_needs_nothing_of_each_other_runs_together() -> None:
@@ -43,23 +43,23 @@ def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
 
 
 def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() -> None:
-    wide, narrow, other = job("tokens", workers=4), job("pairs"), job("chats")
-    assert started([narrow, wide, other], {}, [], 4) == [("tokens", 4), ("pairs", 1)]
+    wide, narrow, third = job("tokens", workers=4), job("pairs"), job("chats")
+    assert started([narrow, wide, third], {}, [], 4) == [("tokens", 4), ("pairs", 1)]
     assert started([narrow], {"tokens": (wide, 4)}, [], 4) == [("pairs", 1)]
-    assert started([other], {"tokens": (wide, 4), "pairs": (narrow, 1)}, [], 4) == []
-    assert started([wide], {"pairs": (narrow, 1), "chats": (other, 1)}, [], 1) == []
+    assert started([third], {"tokens": (wide, 4), "pairs": (narrow, 1)}, [], 4) == []
+    assert started([wide], {"pairs": (narrow, 1), "chats": (third, 1)}, [], 1) == []
     assert started([narrow, job("tokens")], {}, [], 1) == [("pairs", 1)]
     assert started([narrow, job("sft", trains=True)], {}, [], 1) == [("pairs", 1)]
     assert started([job("sft", trains=True)], {"tokens": (wide, 4)}, [], 4) == []
-    assert started([narrow, other, job("sft", trains=True)], {}, [], 2) == [("sft", 1), ("pairs", 1), ("chats", 1)]
+    assert started([narrow, third, job("sft", trains=True)], {}, [], 2) == [("sft", 1), ("pairs", 1), ("chats", 1)]
 
 
 def test_one_training_runs_at_a_time_and_begins_with_all_its_ranks() -> None:
-    one, other = job("sft", trains=True, workers=2, least=2), job("reward", trains=True, workers=2, least=2)
-    assert started([one, other], {}, [], 8) == [("sft", 2)]
-    assert started([other], {"sft": (one, 2)}, [], 8) == []
-    assert started([one], {"pairs": (job("pairs"), 1)}, [], 2) == [("sft", 2)]
-    assert started([one], {"pairs": (job("pairs"), 1), "chats": (job("chats"), 1)}, [], 2) == []
+    sft, reward = job("sft", trains=True, workers=2, least=2), job("reward", trains=True, workers=2, least=2)
+    assert started([sft, reward], {}, [], 8) == [("sft", 2)]
+    assert started([reward], {"sft": (sft, 2)}, [], 8) == []
+    assert started([sft], {"pairs": (job("pairs"), 1)}, [], 2) == [("sft", 2)]
+    assert started([sft], {"pairs": (job("pairs"), 1), "chats": (job("chats"), 1)}, [], 2) == []
 
 
 @st.composite
@@ -67,7 +67,9 @@ def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
     workers = draw(st.integers(1, 4))
     jobs: list[Job] = []
     for number in range(draw(st.integers(0, 8))):
-        needs = draw(st.sets(st.sampled_from([one.name for one in jobs]), max_size=3)) if jobs else set()
+        needs = (
+            draw(st.sets(st.sampled_from([earlier_job.name for earlier_job in jobs]), max_size=3)) if jobs else set()
+        )
         trains = draw(st.booleans())
         size = draw(st.integers(1, workers))
         jobs.append(Job(str(number), frozenset(needs), size, size if trains else 1, trains))
@@ -78,18 +80,18 @@ def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
 @given(graphs())
 def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tuple[list[Job], int]) -> None:
     jobs, workers = graph
-    lock, done, now = threading.Lock(), list[str](), dict[str, tuple[Job, int]]()
-    by_name = {one.name: one for one in jobs}
+    lock, done_names, now = threading.Lock(), list[str](), dict[str, tuple[Job, int]]()
+    by_name = {running_job.name: running_job for running_job in jobs}
 
-    def run(name: str, taken: int) -> str:
+    def run(name: str, workers_taken: int) -> str:
         with lock:
-            assert by_name[name].needs <= set(done)
-            now[name] = (by_name[name], taken)
+            assert by_name[name].needs <= set(done_names)
+            now[name] = (by_name[name], workers_taken)
             assert sum(size for _, size in now.values()) <= workers + (workers > 1)
-            assert sum(one.trains for one, _ in now.values()) <= 1
+            assert sum(running_job.trains for running_job, _ in now.values()) <= 1
         with lock:
             del now[name]
-            done.append(name)
+            done_names.append(name)
         return name
 
     finished: list[str] = []
@@ -98,15 +100,15 @@ def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tupl
 
 
 def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -> None:
-    begun: dict[str, Future[str]] = {}
+    futures: dict[str, Future[str]] = {}
     finished: list[str] = []
 
     def start(name: str, workers: int) -> Future[str]:
-        begun[name] = Future()
-        if len(begun) == 2:
-            begun["bad"].set_exception(StageFailedError("bad: no"))
-            begun["good"].set_result("made")
-        return begun[name]
+        futures[name] = Future()
+        if len(futures) == 2:
+            futures["bad"].set_exception(StageFailedError("bad: no"))
+            futures["good"].set_result("made")
+        return futures[name]
 
     def finish(name: str, future: Future[str]) -> None:
         future.result()
@@ -115,7 +117,7 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
     jobs = [job("bad"), job("good"), job("behind", "bad"), job("other", "good")]
     with pytest.raises(StageFailedError, match="bad: no"):
         run_jobs(jobs, 2, start, finish, lambda: None)
-    assert (sorted(begun), finished) == (["bad", "good"], ["good"])
+    assert (sorted(futures), finished) == (["bad", "good"], ["good"])
 
 
 @pytest.mark.slow
@@ -149,11 +151,11 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
 ) -> None:
     runner = toy_runner(first={"n": 1}, waiting={})
     jobs = [Job(name, frozenset()) for name in runner.plan]
-    seen: list[str] = []
+    started_names: list[str] = []
 
     def finish(name: str, outcome: Any) -> None:
-        seen.append(name)
-        raise KeyboardInterrupt  # where Ctrl-C finds the main thread
+        started_names.append(name)
+        raise KeyboardInterrupt  # where Ctrl-C interrupts the main thread
 
     ready = threading.Event()
     runner.observer.on_event = lambda event: ready.set() if event.get("unit") == "steps" else None  # type: ignore[attr-defined]
@@ -166,14 +168,14 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
     runner.plan["waiting"].inputs.clear()  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         run_in_threads(jobs, 2, run, finish, runner.processes.stop)
-    assert seen == ["first"]
+    assert started_names == ["first"]
     assert runner.folder("waiting").state() == "unfinished"
     with pytest.raises(RunStoppedError):
         runner.run_stage("waiting")
 
 
 class InterruptedAfter(queue.SimpleQueue):  # type: ignore[type-arg]
-    """A queue whose first `get` has taken its item when the signal comes."""
+    """A queue whose first `get` has already taken its item when the signal arrives."""
 
     fresh = True
 
@@ -187,9 +189,9 @@ class InterruptedAfter(queue.SimpleQueue):  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("moment", ["a job has been started", "the end of one was taken from the queue"])
 def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(name: str, taken: int) -> Future[None]:
+    def start(name: str, workers_taken: int) -> Future[None]:
         if moment.startswith("a job"):
-            raise KeyboardInterrupt  # behind what has started it
+            raise KeyboardInterrupt  # after the call that started it
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -207,44 +209,44 @@ def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pyte
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(20)
-    assert len(raised) == 1, "it waits for what has ended"
+    assert len(raised) == 1, "it waits for an ended job"
 
 
 def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_workers(tmp_path: Any) -> None:
-    """Documents are prepared in a line: each step reads what those before it have kept."""
+    """Preparation is sequential: each step reads the documents that earlier steps kept."""
     from tests.flows.test_fingerprints import planned
 
     plan, engine = planned(tmp_path, "everything")
     jobs = jobs_of(plan, list(plan), engine)
-    waiting, done, together = list(jobs), list[str](), list[list[str]]()
-    while waiting:  # as if all that runs ended at once
-        begun = [one for one, _ in next_jobs(waiting, {}, done, engine.workers)]
-        waiting = [one for one in waiting if one not in begun]
-        done += [one.name for one in begun]
-        together.append([one.name for one in begun])
+    waiting, done_names, together = list(jobs), list[str](), list[list[str]]()
+    while waiting:  # as if all running jobs ended at once
+        startable = [plan_job for plan_job, _ in next_jobs(waiting, {}, done_names, engine.workers)]
+        waiting = [plan_job for plan_job in waiting if plan_job not in startable]
+        done_names += [plan_job.name for plan_job in startable]
+        together.append([plan_job.name for plan_job in startable])
     assert [names for names in together if len(names) > 1] == [["pretrain", "dpo_data"], ["evaluate", "export"]]
-    line = [one for one in jobs if one.name == "ingest" or plan[one.name].stage.section is not None]
-    assert all(before.name in one.needs for before, one in pairwise(line))
+    line = [plan_job for plan_job in jobs if plan_job.name == "ingest" or plan[plan_job.name].stage.section is not None]
+    assert all(previous_job.name in plan_job.needs for previous_job, plan_job in pairwise(line))
 
 
 def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
     from tests.flows.test_fingerprints import planned
 
     plan, engine = planned(tmp_path, "everything")
-    jobs = {one.name: one for one in jobs_of(plan, list(plan), engine)}
+    jobs = {plan_job.name: plan_job for plan_job in jobs_of(plan, list(plan), engine)}
     assert jobs["filter"].needs == {"ingest", "clean", "langid"}
     assert jobs["sft_prepare"].needs == frozenset()
     assert "export" not in jobs["evaluate"].needs
     assert "evaluate" not in jobs["export"].needs
     assert (jobs["ingest"].workers, jobs["sft_data"].workers, jobs["pretrain"].trains) == (3, 1, True)
-    assert {one.name: one.needs for one in jobs_of(plan, ["mix", "pretrain"], engine)} == {
+    assert {plan_job.name: plan_job.needs for plan_job in jobs_of(plan, ["mix", "pretrain"], engine)} == {
         "mix": frozenset(),
         "pretrain": {"mix"},
     }
 
 
 class Begun:
-    """A stage's process, as far as `RunningProcesses` needs one."""
+    """A fake stage process with the parts that `RunningProcesses` uses."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()

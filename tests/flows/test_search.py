@@ -1,4 +1,4 @@
-"""`gristmill search`: by meaning, by words and both; what is said of each document, and of no meaning."""
+"""`gristmill search` by meaning, by words and by both: its answers, and the lack of vectors."""
 
 from __future__ import annotations
 
@@ -54,88 +54,91 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A run of which the documents are prepared, in several shards."""
+    """A session whose documents are prepared in several shards."""
     folder = tmp_path_factory.mktemp("found")
     write_word_vectors(folder / "model")
     (folder / "web.jsonl").write_text(
         "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in texts().items())
     )
     (folder / "found.yaml").write_text(MANIFEST)
-    opened = open_session(str(folder / "found.yaml"), [], str(folder / "store"), until="short")
-    assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=False) == 0
-    return opened
+    new_session = open_session(str(folder / "found.yaml"), [], str(folder / "store"), until="short")
+    assert launch(new_session, list(new_session.plan), frozenset(), tracked=False, summarise=False) == 0
+    return new_session
 
 
-def hits_of(found: dict[str, Any]) -> list[str]:
-    return [hit["locator"] for hit in found["hits"]]
+def hits_of(answer: dict[str, Any]) -> list[str]:
+    return [hit["locator"] for hit in answer["hits"]]
 
 
 def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of documents that a later step dropped too; not of those that an earlier one did."""
+    """Includes documents that a later step dropped, but not those that an earlier one dropped."""
     monkeypatch.setattr(nearest_module, "ROWS_AT_ONCE", 7)
     embedder = load_embedder(ReadingModel(path=str(Path(session.manifest_file).parent / "model")))
-    asked = "w9 w7 w7 w8"
-    known = {key: text for key, text in texts().items() if key != "tiny"}
-    cosines = embedder.embed(list(known.values())) @ embedder.embed([asked])[0]
-    expected = sorted(zip(-cosines, known, strict=True))
-    found = search(session, asked, "meaning", 8)
-    assert (found["by"], found["with_vectors"], found["with_words"]) == (["meaning"], len(known), None)
-    measured = [hit["meaning"]["cosine"] for hit in found["hits"]]
+    query = "w9 w7 w7 w8"
+    candidate_texts = {key: text for key, text in texts().items() if key != "tiny"}
+    cosines = embedder.embed(list(candidate_texts.values())) @ embedder.embed([query])[0]
+    expected = sorted(zip(-cosines, candidate_texts, strict=True))
+    answer = search(session, query, "meaning", 8)
+    assert (answer["by"], answer["with_vectors"], answer["with_words"]) == (["meaning"], len(candidate_texts), None)
+    measured = [hit["meaning"]["cosine"] for hit in answer["hits"]]
     assert np.allclose(measured, [-cosine for cosine, _ in expected[:8]], atol=2e-3)
-    first = found["hits"][0]
+    first = answer["hits"][0]
     assert (first["locator"], first["kept"], first["dropped_by"]) == ("long", False, "short")
     assert first["reason"] == "gopher_quality/max_words"
     assert first["words"] is None
 
 
 def test_by_words_all_documents_are_looked_through(session: Session) -> None:
-    found = search(session, '"w1 w2"', "words", 50)
-    assert (found["by"], found["documents"], found["with_words"]) == (["words"], len(texts()), len(texts()))
+    answer = search(session, '"w1 w2"', "words", 50)
+    assert (answer["by"], answer["documents"], answer["with_words"]) == (["words"], len(texts()), len(texts()))
     expected = {key for key, text in texts().items() if "w1 w2 " in f"{text} "}
-    assert set(hits_of(found)) == expected
-    assert found["matching"] == len(expected)
-    tiny = next(hit for hit in found["hits"] if hit["locator"] == "tiny")
+    assert set(hits_of(answer)) == expected
+    assert answer["matching"] == len(expected)
+    tiny = next(hit for hit in answer["hits"] if hit["locator"] == "tiny")
     assert (tiny["kept"], tiny["dropped_by"], tiny["snippet"]) == (False, "filter", "w1 w2")
 
 
 def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
-    found = search(session, "w3 w4 w5", limit=300)
-    assert found["by"] == ["meaning", "words"]
-    for hit in found["hits"]:
+    answer = search(session, "w3 w4 w5", limit=300)
+    assert answer["by"] == ["meaning", "words"]
+    for hit in answer["hits"]:
         ranks = [hit[way]["rank"] for way in ("meaning", "words") if hit[way]]
         assert hit["score"] == pytest.approx(sum(1 / (FUSION + rank) for rank in ranks), abs=1e-6)
-    scores = [hit["score"] for hit in found["hits"]]
+    scores = [hit["score"] for hit in answer["hits"]]
     assert scores == sorted(scores, reverse=True)
-    assert sum(bool(hit["meaning"] and hit["words"]) for hit in found["hits"]) > 5
+    assert sum(bool(hit["meaning"] and hit["words"]) for hit in answer["hits"]) > 5
     near = [(("a", 1), 0.9), (("b", 0), 0.8)]
     words = [WordHit("b", 0, 5.0), WordHit("c", 2, 4.0)]
-    assert [one.place for one in merge(near, words)] == [("b", 0), ("a", 1), ("c", 2)]
+    assert [merged_hit.place for merged_hit in merge(near, words)] == [("b", 0), ("a", 1), ("c", 2)]
 
 
 def test_without_vectors_a_sentence_says_how_to_get_meaning(session: Session, tmp_path: Path) -> None:
     bare = Path(session.manifest_file).with_name("bare.yaml")
     bare.write_text(re.sub(r"  - cluster.*\n", "", MANIFEST))
-    opened = open_session(str(bare), [], str(session.store.root), until="filter")
-    assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=False) == 0
-    found = search(opened, "w3 w4")
-    assert found["by"] == ["words"]
-    assert found["note"].startswith("searched by words alone: no step stored vectors; to search by meaning add a step")
-    assert len(found["hits"]) == 10
+    session_without_vectors = open_session(str(bare), [], str(session.store.root), until="filter")
+    assert (
+        launch(session_without_vectors, list(session_without_vectors.plan), frozenset(), tracked=False, summarise=False)
+        == 0
+    )
+    answer = search(session_without_vectors, "w3 w4")
+    assert answer["by"] == ["words"]
+    assert answer["note"].startswith("searched by words alone: no step stored vectors; to search by meaning add a step")
+    assert len(answer["hits"]) == 10
     with pytest.raises(SearchError, match="add a step `cluster` or `dedup_semantic`"):
-        search(opened, "w3 w4", "meaning")
+        search(session_without_vectors, "w3 w4", "meaning")
 
 
 def test_another_model_in_the_same_place_is_not_asked(session: Session) -> None:
     readme = Path(session.manifest_file).parent / "model" / "README.md"
     readme.write_text("another one")
     try:
-        found = search(session, "w3 w4")
+        answer = search(session, "w3 w4")
     finally:
         readme.unlink()
-    assert "is not the one that cluster computed its vectors with" in found["note"]
-    assert found["by"] == ["words"]
+    assert "is not the one that cluster computed its vectors with" in answer["note"]
+    assert answer["by"] == ["words"]
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
@@ -151,15 +154,15 @@ def test_what_is_nowhere_is_not_found(session: Session, text: str) -> None:
 
 def test_the_command_and_the_python_interface_answer_the_same(session: Session) -> None:
     command = ["search", session.manifest_file, "w3 w4 w5", "--store", str(session.store.root), "--limit", "3"]
-    found = search(session, "w3 w4 w5", limit=3)
-    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == found
+    answer = search(session, "w3 w4 w5", limit=3)
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == answer
     run = gristmill.Store(session.store.root).runs[0]
-    asked = run.search("w3 w4 w5", limit=3)
-    assert asked.found == found
-    assert asked.hits == found["hits"]
+    python_answer = run.search("w3 w4 w5", limit=3)
+    assert python_answer.found == answer
+    assert python_answer.hits == answer["hits"]
     printed = CliRunner().invoke(app, command).stdout
     assert f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning" in printed
-    assert found["hits"][0]["id"][:16] in printed
+    assert answer["hits"][0]["id"][:16] in printed
     wrong = CliRunner().invoke(app, [*command, "--by", "smell"])
     assert wrong.exit_code == 2
 
@@ -173,8 +176,8 @@ def test_the_browser_has_a_search_and_escapes_what_it_finds(session: Session) ->
         assert "&lt;<mark>script</mark>&gt;" in page
         assert "<script>" not in page
         assert "dropped</span> by short" in client.get("/search", params={"text": "w7 w8 w9", "by": "meaning"}).text
-        refused = client.get("/search", params={"text": " "})
-        assert (refused.status_code, "search text is empty" in refused.text) == (400, True)
+        response = client.get("/search", params={"text": " "})
+        assert (response.status_code, "search text is empty" in response.text) == (400, True)
 
 
 def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session: Session) -> None:
@@ -183,11 +186,11 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session:
         assert 'href="/domains/cluster"' in client.get("/").text
         page = client.get("/domains/cluster").text
         assert page.count("<circle") == len(summary["map"]) + len(summary["domains"])
-        for one in summary["domains"]:
-            assert one["name"] in page
-            listed = client.get(f"/documents?where=domain+%3D+{one['domain']}").text
-            assert f"{one['documents']} of {len(texts())} documents" in listed
-            assert f'href="/documents?where=domain+%3D+{one["domain"]}"' in page
+        for domain in summary["domains"]:
+            assert domain["name"] in page
+            listed = client.get(f"/documents?where=domain+%3D+{domain['domain']}").text
+            assert f"{domain['documents']} of {len(texts())} documents" in listed
+            assert f'href="/documents?where=domain+%3D+{domain["domain"]}"' in page
         assert client.get("/domains/short").status_code == 404
 
 
@@ -205,9 +208,9 @@ def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
 
 def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
     text = "a\n" * 200 + "the Mill grinds"
-    shown = snippet(text, ["mill"])
-    assert shown.startswith("... a a")
-    assert [piece for piece, is_word in marked(shown, ["mill", "grinds"]) if is_word] == ["Mill", "grinds"]
+    pieces = snippet(text, ["mill"])
+    assert pieces.startswith("... a a")
+    assert [piece for piece, is_word in marked(pieces, ["mill", "grinds"]) if is_word] == ["Mill", "grinds"]
     assert marked("plain", []) == [("plain", False)]
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a step `dedup_semantic` in a run: explain, the report, the pages of duplicates, what is refused."""
+"""A step `dedup_semantic` in a run: explain, the report, pages of duplicates, refusals."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ TEXTS = {"first": "w1 w2 w3 w4 w5 w6", "other order": "w6 w5 w4 w3 w2 w1", "else
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A run of which the documents are prepared."""
+    """A session whose documents are prepared."""
     folder = tmp_path_factory.mktemp("meanings")
     write_word_vectors(folder / "model")
     (folder / "web.jsonl").write_text(
         "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in TEXTS.items())
     )
     (folder / "meanings.yaml").write_text(MANIFEST)
-    opened = open_session(str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster")
-    assert launch(opened, list(opened.plan), frozenset(), tracked=False, summarise=True) == 0
-    return opened
+    new_session = open_session(str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster")
+    assert launch(new_session, list(new_session.plan), frozenset(), tracked=False, summarise=True) == 0
+    return new_session
 
 
 def test_explain_says_for_which_document_and_with_which_cosine_another_went(session: Session) -> None:
-    (kept,) = [key for key in ("first", "other order") if not _dropped(session, key)]
-    (gone,) = {"first", "other order"} - {kept}
-    verdict = _dropped(session, gone)
+    (kept_key,) = [key for key in ("first", "other order") if not _dropped(session, key)]
+    (dropped_key,) = {"first", "other order"} - {kept_key}
+    verdict = _dropped(session, dropped_key)
     assert verdict["reason"] == "semantic_duplicate"
-    assert verdict["values"]["duplicate_of"] == history(session, kept)["id"]
+    assert verdict["values"]["duplicate_of"] == history(session, kept_key)["id"]
     assert verdict["values"]["cosine"] == 1.0
     assert not _dropped(session, "else")
 
 
 def _dropped(session: Session, key: str) -> dict[str, Any]:
-    judged = [one for one in history(session, key)["stages"] if one["stage"] == "dedup_semantic"]
+    judged = [verdict for verdict in history(session, key)["stages"] if verdict["stage"] == "dedup_semantic"]
     return {} if judged[0]["keep"] else judged[0]
 
 
@@ -75,11 +75,15 @@ def test_the_report_names_the_domains_and_draws_them(session: Session) -> None:
     assert "Domains of cluster" in page
     assert "Model of cluster" in page
     judged = {
-        key: next(one for one in history(session, key)["stages"] if one["stage"] == "cluster")
+        key: next(
+            cluster_verdict
+            for cluster_verdict in history(session, key)["stages"]
+            if cluster_verdict["stage"] == "cluster"
+        )
         for key in ("first", "else")
         if not _dropped(session, key)
     }
-    assert {one["values"]["domain"] for one in judged.values()} <= {0, 1}
+    assert {cluster_verdict["values"]["domain"] for cluster_verdict in judged.values()} <= {0, 1}
 
 
 def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
@@ -93,7 +97,7 @@ def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "message"),
     [
         ("{model: absent}", "there is no such folder"),
         ("{model: model, keep: [lenght desc]}", "there is no column 'lenght'"),
@@ -101,11 +105,11 @@ def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
         ("{threshold: 0.9}", "model"),
     ],
 )
-def test_what_cannot_run_is_refused_before_any_work(session: Session, tmp_path: Path, step: str, said: str) -> None:
+def test_what_cannot_run_is_refused_before_any_work(session: Session, tmp_path: Path, step: str, message: str) -> None:
     write_word_vectors(tmp_path / "model")
     (tmp_path / "web.jsonl").write_text('{"key": "a", "text": "w1"}\n')
     (tmp_path / "wrong.yaml").write_text(re.sub(r"\{model: model, .*", step, MANIFEST, count=1))
     with pytest.raises(ManifestError) as caught:
         open_session(str(tmp_path / "wrong.yaml"), [], str(tmp_path / "store"))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "dedup_semantic" in str(caught.value)

@@ -1,4 +1,6 @@
-"""Prefect's records in PostgreSQL: a real one is used and kept, a wrong one is refused at once, no password is told."""
+"""Prefect's records in PostgreSQL: a real database is used and kept, a wrong one is rejected at once, passwords stay
+secret.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,12 @@ sources: {notes: {path: "notes/*.txt"}}
 
 
 def postgres_program(name: str) -> str:
-    """A program of PostgreSQL, which Debian keeps off the path."""
+    """Return the path of a PostgreSQL program, which Debian keeps off PATH."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
-    if found is None:
+    program = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    if program is None:
         pytest.skip(f"PostgreSQL is not installed: there is no {name}")
-    return found
+    return program
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """PostgreSQL refuses root: there it works as `nobody`, in a folder which that user can reach."""
+    """A cluster; PostgreSQL refuses root, so as root it runs as `nobody` in a folder that this user can reach."""
     initdb, postgres = postgres_program("initdb"), postgres_program("postgres")
     folder = Path(tempfile.mkdtemp(prefix="gristmill-postgres-"))
     (folder / "password").write_text(PASSWORD)
@@ -133,7 +135,7 @@ def check(url: str) -> str | None:
 
 
 def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
-    """Ask the database itself, by another driver's connection than Prefect's."""
+    """Query the database through another driver than Prefect's."""
     import asyncpg
 
     async def fetch() -> list[tuple[Any, ...]]:
@@ -149,7 +151,7 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
 
 
 def in_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run it in a thread: this one may have the loop of a browser that other tests drive."""
+    """Run a coroutine in a thread, since this thread may have the event loop of a browser that other tests drive."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -188,19 +190,19 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=60)
-    # What the server was told is in the database, after the server has gone.
+    # The database holds the server's records after the server has ended.
     assert ask(cluster, "select name, state_type::text from flow_run") == [("tiny.yaml", "COMPLETED")]
     assert ask(cluster, "select name, state_name from task_run") == [("ingest", "Completed")]
     assert not (tmp_path / "prefect" / "prefect.db").exists()
     assert f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres" in output.read_text()
-    told = [output.read_text(), run.stdout, run.stderr, settings]
-    told += [
+    texts = [output.read_text(), run.stdout, run.stderr, settings]
+    texts += [
         path.read_text(errors="replace")
         for folder in ("prefect", "gristmill-store")
         for path in (tmp_path / folder).rglob("*")
         if path.is_file()
     ]
-    assert not [text for text in told if PASSWORD in text or quote(PASSWORD, safe="") in text]
+    assert not [text for text in texts if PASSWORD in text or quote(PASSWORD, safe="") in text]
 
 
 def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cluster: Cluster) -> None:
@@ -211,10 +213,10 @@ def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cl
         (cluster.url(user="guest", password="guest"), "does not allow guest to create tables"),
         (Cluster(free_port()).url(), "onnect"),
     ):
-        with pytest.raises(DatabaseError, match=reason) as told:
+        with pytest.raises(DatabaseError, match=reason) as error:
             check_database(url)
-        assert "PostgreSQL at 127.0.0.1:" in str(told.value)
-        assert not {"hunter2", "wrong", ":guest"} & set(str(told.value).replace("@", " ").split())
+        assert "PostgreSQL at 127.0.0.1:" in str(error.value)
+        assert not {"hunter2", "wrong", ":guest"} & set(str(error.value).replace("@", " ").split())
 
 
 def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
@@ -241,7 +243,7 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("mysql://me:hunter2@host/db", "beginning with mysql:// are not supported"),
         ("me:hunter2@host/db", "this is not a URL"),
@@ -254,16 +256,16 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
         ("postgresql://me:hunter2@host:port/db", "is not written as"),
     ],
 )
-def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(url: str, told: str) -> None:
-    with pytest.raises(DatabaseError) as refused:
+def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(url: str, message: str) -> None:
+    with pytest.raises(DatabaseError) as error:
         database_environment(url)
-    assert told in str(refused.value)
-    assert "hunter2" not in str(refused.value)
-    assert "100" not in str(refused.value)
+    assert message in str(error.value)
+    assert "hunter2" not in str(error.value)
+    assert "100" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("url", "given"),
+    ("url", "server_url"),
     [
         ("postgres://me@host/db", "postgresql+asyncpg://me@host/db"),
         ("postgresql://me:a%40b@[::1]:5432/db", "postgresql+asyncpg://me:a%40b@[::1]:5432/db"),
@@ -271,6 +273,6 @@ def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(ur
         ("sqlite+aiosqlite:////tmp/a.db", "sqlite+aiosqlite:////tmp/a.db"),
     ],
 )
-def test_the_server_gets_the_address_with_its_driver(url: str, given: str) -> None:
-    assert database_environment(url) == {CONNECTION_VARIABLE: given}
+def test_the_server_gets_the_address_with_its_driver(url: str, server_url: str) -> None:
+    assert database_environment(url) == {CONNECTION_VARIABLE: server_url}
     assert database_environment(None) == {}

@@ -1,4 +1,4 @@
-"""Prefect as the window: runs show up in a server, deployments run what its API triggers, and no server is needed."""
+"""Prefect's server: runs appear in it, deployments run requests of its API, and runs need no server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ prepare:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process that this test started, and its group."""
+    """End a process of this test and its process group."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=20)
@@ -74,7 +74,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def environment_with(home: str) -> dict[str, str]:
-    """What a process of Prefect gets that keeps its things in a folder and reports nowhere."""
+    """Return the environment of a Prefect process that keeps its files in a folder and sends no telemetry."""
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     return {
         **environment,
@@ -92,7 +92,7 @@ def environment(tmp_path: Path, prefect_database: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[str]:
-    """A Prefect server on a free port of the loopback address; its API's address."""
+    """API address of a Prefect server on a free port of the loopback address."""
     environment = environment_with(prefect_home(tmp_path_factory.mktemp("server") / "prefect", prefect_database))
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
@@ -120,10 +120,14 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
 
 
 def parents(runs: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, dict[str, list[str]]]:
-    """Name of a task -> what Prefect draws as its parents, by how it knows them; `runs` are (id, name, task_inputs)."""
-    names = {uuid.UUID(one): name for one, name, _ in runs}
+    """Return the parents that Prefect draws for each task, by kind of relation; `runs` are (id, name, task_inputs)."""
+    names = {uuid.UUID(run_id): name for run_id, name, _ in runs}
     return {
-        name: {key: [names[uuid.UUID(given["id"])] for given in of_key] for key, of_key in inputs.items() if of_key}
+        name: {
+            key: [names[uuid.UUID(task_input["id"])] for task_input in of_key]
+            for key, of_key in inputs.items()
+            if of_key
+        }
         for _, name, inputs in runs
     }
 
@@ -147,14 +151,14 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
             lambda: found if len(found := call(server, "/deployments/filter", {})) == 5 else None,
             "registering the deployments",
         )
-        whole = next(
-            one
-            for one in deployments
-            if one["name"] == "tiny" and "until" in one["parameter_openapi_schema"]["properties"]
+        run_deployment = next(
+            deployment
+            for deployment in deployments
+            if deployment["name"] == "tiny" and "until" in deployment["parameter_openapi_schema"]["properties"]
         )
         created = call(
             server,
-            f"/deployments/{whole['id']}/create_flow_run",
+            f"/deployments/{run_deployment['id']}/create_flow_run",
             {
                 "parameters": {
                     "manifest": str(project),
@@ -178,7 +182,7 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
         stop(serving)
     (output,) = (store / "filter").iterdir()
     counts = json.loads((output / "manifest.json").read_text())["summary"]["counts"]
-    # Notes have 12 words a line, one to six lines: with at least 20 words asked for, the first and the short one go.
+    # Notes have one to six lines of 12 words: a minimum of 20 words drops the first and the short one.
     assert (counts["read"], counts["kept"], counts["dropped"]) == (7, 5, {"gopher_quality/min_words": 2})
 
 
@@ -239,7 +243,7 @@ def test_run_without_server_starts_none_and_stores_no_credentials(project: Path,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
-    assert not home.exists() or list(home.iterdir()) == []  # a server would have created its database there
+    assert not home.exists() or list(home.iterdir()) == []  # a server would have created its database
     files = [path for path in (project.parent / "s").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if b"hunter2" in path.read_bytes()] == []
@@ -249,7 +253,7 @@ def test_run_without_server_starts_none_and_stores_no_credentials(project: Path,
 def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine without one: it creates its database too."""
+    """On a machine without a server; `up` also creates its database."""
     environment = environment_with(str(tmp_path / "prefect"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     port = free_ports()
@@ -259,9 +263,9 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
     names = ["any-manifest", "stage-of-any-manifest", "sweep-of-any-manifest"]
 
     def deployments() -> dict[str, bool]:
-        """Whether each is paused."""
-        found = call_prefect(api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect"))
-        return {one["name"]: one["paused"] for one in found}
+        """Return whether each deployment is paused, by name."""
+        deployment_records = call_prefect(api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect"))
+        return {deployment["name"]: deployment["paused"] for deployment in deployment_records}
 
     with printed.open("wb") as sink:
         up = subprocess.Popen(
@@ -275,9 +279,11 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
     try:
         wait_for(lambda: (tmp_path / "prefect" / "gristmill-password").exists() and deployments(), "serving")
         again = subprocess.run([*command, "up", "--port", str(port)], env=environment, capture_output=True, text=True)
-        said = " ".join(again.stderr.split())
+        error_text = " ".join(again.stderr.split())
         assert again.returncode == 2
-        assert f"gristmill up is already running, as process {up.pid}: open http://127.0.0.1:{port}, end it" in said
+        assert (
+            f"gristmill up is already running, as process {up.pid}: open http://127.0.0.1:{port}, end it" in error_text
+        )
         below = subprocess.run(
             [*command, "up", "--port", str(port - 1)], env=environment, capture_output=True, text=True
         )
@@ -398,10 +404,10 @@ def test_the_kept_password_is_made_once_and_readable_by_its_owner_alone(
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING", raising=False)
     with ThreadPoolExecutor(8) as pool:
-        made = set(pool.map(lambda _: server_password(), range(8)))
-    assert len(made) == 1
+        passwords = set(pool.map(lambda _: server_password(), range(8)))
+    assert len(passwords) == 1
     password_file().chmod(0o644)
-    assert {server_password()} == made
+    assert {server_password()} == passwords
     assert password_file().stat().st_mode & 0o777 == 0o600
     assert [path.name for path in password_file().parent.iterdir()] == [password_file().name]
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
@@ -432,14 +438,14 @@ if __name__ == "__main__":
 def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stages themselves are left out; a mixture that cannot be filled is a result, not the flow's failure."""
+    """Stages are left out; a mixture that cannot be filled is a result, not a failure of the flow."""
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("words\n")
     (tmp_path / "swept.yaml").write_text(SWEPT)
     (tmp_path / "grid.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
     (tmp_path / "tracked.py").write_text(TRACKED)
     environment = {**environment_with(str(tmp_path / "prefect")), "PREFECT_API_AUTH_STRING": PASSWORD}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "tracked.py", "swept.yaml", "grid.yaml", "store"],
         cwd=tmp_path,
         capture_output=True,
@@ -447,10 +453,10 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
         env={**environment, "PREFECT_API_URL": server},
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "True [None, 'cannot be filled']" in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "True [None, 'cannot be filled']" in process.stdout
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
-    (flow,) = [one for one in flow_runs(server) if one["name"] == "mixtures of swept"]
+    (flow,) = [flow_run for flow_run in flow_runs(server) if flow_run["name"] == "mixtures of swept"]
     assert flow["state_type"] == "COMPLETED"
     assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (2, 10)
     wait_for(
@@ -475,15 +481,15 @@ def test_manifests_are_found_in_a_folder_and_those_right_below_and_wrong_ones_ar
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    found = [ManifestOnOffer(path) for path in find_manifests(tmp_path)]
-    assert [(one.name, one.path, one.stages) for one in found] == [
+    offered = [ManifestOnOffer(path) for path in find_manifests(tmp_path)]
+    assert [(item.name, item.path, item.stages) for item in offered] == [
         ("b", tmp_path / "b.yaml", ["ingest", "filter"]),
         ("mine-a", tmp_path / "mine" / "a.yml", ["ingest", "filter"]),
     ]
     printed = capsys.readouterr().out
     assert printed.startswith("wrong.yaml gets no deployments of its own: ")
     assert "stepz" in printed
-    assert [f"{one.flow_name}/{one.name}" for one in make_deployments(found[:1])] == [
+    assert [f"{item.flow_name}/{item.name}" for item in make_deployments(offered[:1])] == [
         "gristmill/b",
         "gristmill-stage/stage-of-b",
         "gristmill/any-manifest",

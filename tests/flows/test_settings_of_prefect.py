@@ -1,4 +1,4 @@
-"""What Prefect is set to is asked of Prefect itself, but only where a file says anything: its import takes long."""
+"""Prefect's settings are read from Prefect itself only if a file sets any, since its import is slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "expected_value"),
     [
         ("notes", "", "None False"),
         (".env", "OTHER=1\n", "None False"),
@@ -34,7 +34,9 @@ print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
         ),
     ],
 )
-def test_it_is_asked_only_where_a_file_has_settings_of_it(tmp_path: Path, file: str, text: str, said: str) -> None:
+def test_it_is_asked_only_where_a_file_has_settings_of_it(
+    tmp_path: Path, file: str, text: str, expected_value: str
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / file).write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -45,4 +47,4 @@ def test_it_is_asked_only_where_a_file_has_settings_of_it(tmp_path: Path, file: 
         text=True,
         env={**environment, "PREFECT_HOME": str(tmp_path / "home")},
     )
-    assert run.stdout.strip() == said, run.stderr
+    assert run.stdout.strip() == expected_value, run.stderr

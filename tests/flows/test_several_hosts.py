@@ -1,4 +1,4 @@
-"""One manifest, run by the same command on two hosts that share a network and the store, and nothing else."""
+"""One manifest, run by the same command on two hosts that share only a network and the store."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def after_step(metrics):
             time.sleep(0.05)
 """
 BOUND_SECONDS = 100.0
-"""For both hosts to say that they have lost each other: 8 s, and what a busy machine takes to end its processes."""
+"""Time for both hosts to report that they lost each other: 8 s, and the time of a busy machine to end its processes."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest, its documents, and a store where all is made up to the packed set."""
+    """A manifest, its documents, and a store with all stages up to the packed set."""
     folder = tmp_path_factory.mktemp("hosts")
     texts = [
-        str(inspect.getdoc(thing))
+        str(inspect.getdoc(function))
         for module in (json, contextlib, textwrap, socket, inspect, shutil, os)
-        for thing in (module, *vars(module).values())
-        if inspect.getdoc(thing)
+        for function in (module, *vars(module).values())
+        if inspect.getdoc(function)
     ]
     (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in dict.fromkeys(texts)))
     (folder / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(folder)))
@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def running(host: Host, command: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A command on a host, whose processes are all gone afterwards."""
+    """Run a command on a host, and end its processes on exit."""
     process = host.start(
         command, {**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -90,15 +90,15 @@ def running(host: Host, command: list[str], **environment: str) -> Iterator[subp
 
 
 def wait_until_it_leads(run: subprocess.Popen[str]) -> str:
-    """Until a run says that it waits for other hosts, and which command they may run; what it has said is gone."""
+    """Wait until a run announces that it waits for other hosts, and the command for them; consumes its output."""
     assert run.stdout is not None
     waiting = next(line for line in run.stdout if "waiting at" in line)
     return waiting.partition("start the same gristmill command on them, or ")[2]
 
 
 def stage_folder(store: Path, stage: str) -> Path:
-    (found,) = (store / stage).iterdir()
-    return found
+    (output_folder,) = (store / stage).iterdir()
+    return output_folder
 
 
 def losses(store: Path) -> dict[int, float]:
@@ -112,7 +112,7 @@ def losses(store: Path) -> dict[int, float]:
 def test_a_host_that_is_cut_off_is_named_in_time_and_the_other_resumes_alone_with_the_same_losses(
     leads: bool, folder: Path, tmp_path: Path
 ) -> None:
-    """Whether it leads, and has the store by which all ranks find each other, or not."""
+    """The lost host is the leader, which has the store that connects all ranks, or a follower."""
     for name in ("undisturbed", "store"):
         shutil.copytree(folder / "prepared", tmp_path / name, symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
@@ -122,20 +122,20 @@ def test_a_host_that_is_cut_off_is_named_in_time_and_the_other_resumes_alone_wit
     together = [*command, str(store), "--set", "engine.nodes=2"]
     with two_hosts() as (first, second):
         begins, joins = (second, first) if leads else (first, second)
-        with contextlib.ExitStack() as both:
-            one = both.enter_context(running(begins, together, PAUSED=str(tmp_path)))
-            wait_until_it_leads(one)
-            other = both.enter_context(running(joins, together, PAUSED=str(tmp_path)))
+        with contextlib.ExitStack() as stack:
+            leader = stack.enter_context(running(begins, together, PAUSED=str(tmp_path)))
+            wait_until_it_leads(leader)
+            follower = stack.enter_context(running(joins, together, PAUSED=str(tmp_path)))
             wait_for((tmp_path / "reached").exists, "the thirteenth step on two hosts")
             second.cut_off()
             (tmp_path / "cut").touch()
-            said = [process.communicate(timeout=BOUND_SECONDS)[0] for process in (one, other)]
-        assert [one.returncode, other.returncode] == [1, 1], "\n".join(said)
-        for text in said:
+            outputs = [process.communicate(timeout=BOUND_SECONDS)[0] for process in (leader, follower)]
+        assert [leader.returncode, follower.returncode] == [1, 1], "\n".join(outputs)
+        for text in outputs:
             assert "(engine.network.timeout_seconds)" in text or "has given up" in text, text
             assert "resumes from its last checkpoint" in text
             assert "Traceback" not in text
-        assert any(f"{name} (rank" in " ".join(said) for name in ("host-a", "host-b"))
+        assert any(f"{name} (rank" in " ".join(outputs) for name in ("host-a", "host-b"))
         with running(first, [*command, str(store), "--set", "engine.nodes=1"]) as resumed:
             text = resumed.communicate(timeout=400)[0]
         assert resumed.returncode == 0, text
@@ -150,7 +150,7 @@ store = as_path("s3://shared/store")
 getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == "put" else [store.path, sys.argv[2]]),
                                recursive=True)
 """
-"""Sends a folder to the store, or fetches it, on a host that reaches it."""
+"""Script that sends a folder to the store, or fetches it, on a host that reaches the store."""
 
 
 @pytest.mark.slow
@@ -158,8 +158,8 @@ getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == 
 def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_number_of_hosts_resumes(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Two hosts train, each in a folder of its own; one resumes alone and is stopped; two finish, one of them by the
-    command that the other prints.
+    """Two hosts train in separate folders; one resumes alone and is stopped; two finish, one of them by the command
+    that the other prints.
     """
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
@@ -188,17 +188,17 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
                 assert "Error" not in copying.communicate(timeout=120)[0]
 
         copy("put", f"{folder / 'prepared'}/")
-        with start(first, 2, PAUSED=str(tmp_path)) as one, contextlib.ExitStack() as joining:
-            wait_until_it_leads(one)
-            other = joining.enter_context(start(second, 2, PAUSED=str(tmp_path)))
+        with start(first, 2, PAUSED=str(tmp_path)) as leader, contextlib.ExitStack() as joining:
+            wait_until_it_leads(leader)
+            follower = joining.enter_context(start(second, 2, PAUSED=str(tmp_path)))
             wait_for((tmp_path / "reached").exists, "the thirteenth step on two hosts")
             second.cut_off()
             (tmp_path / "cut").touch()
-            said = [process.communicate(timeout=2 * BOUND_SECONDS)[0] for process in (one, other)]
-        assert [one.returncode, other.returncode] == [1, 1], "\n".join(said)
-        assert "resumes from its last checkpoint" in said[0], said[0]
-        assert "could not be reached" in said[1], said[1]
-        assert all("Traceback" not in text for text in said), "\n".join(said)
+            outputs = [process.communicate(timeout=2 * BOUND_SECONDS)[0] for process in (leader, follower)]
+        assert [leader.returncode, follower.returncode] == [1, 1], "\n".join(outputs)
+        assert "resumes from its last checkpoint" in outputs[0], outputs[0]
+        assert "could not be reached" in outputs[1], outputs[1]
+        assert all("Traceback" not in text for text in outputs), "\n".join(outputs)
         for name in ("reached", "cut"):
             (tmp_path / name).unlink()
         with start(first, 1, PAUSED=str(tmp_path), PAUSED_AT="18") as resumed:
@@ -208,19 +208,19 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
             text = resumed.communicate(timeout=BOUND_SECONDS)[0]
         assert resumed.returncode not in (0, 1), text
         second.connect()
-        with start(first, 2) as one:
-            printed = wait_until_it_leads(one)
-            with running(second, ["sh", "-c", printed], **environments[second.name]) as other:
-                said = [process.communicate(timeout=400)[0] for process in (one, other)]
-        assert [one.returncode, other.returncode] == [0, 0], "\n".join(said)
-        assert any("Resumed" in text for text in said)
+        with start(first, 2) as leader:
+            printed = wait_until_it_leads(leader)
+            with running(second, ["sh", "-c", printed], **environments[second.name]) as follower:
+                outputs = [process.communicate(timeout=400)[0] for process in (leader, follower)]
+        assert [leader.returncode, follower.returncode] == [0, 0], "\n".join(outputs)
+        assert any("Resumed" in text for text in outputs)
         assert list((tmp_path / "cache" / "gristmill" / "stream" / "training").iterdir()) == []
         copy("get", str(tmp_path / "fetched"))
     assert_same_training(tmp_path / "fetched", tmp_path / "undisturbed")
 
 
 def assert_same_training(store: Path, undisturbed: Path) -> None:
-    """Two stores have the same losses and the same model."""
+    """Assert that two stores have the same losses and the same model."""
     assert losses(store) == losses(undisturbed)
     models = [
         (stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors").read_bytes()

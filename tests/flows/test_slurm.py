@@ -1,4 +1,4 @@
-"""Slurm runs a manifest: what is submitted, and what a stand-in for it, on two hosts, makes of it."""
+"""Slurm runs a manifest: the submitted jobs, and their execution by a fake Slurm on two hosts."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def words(text: str) -> dict:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm")
     texts = [
-        str(inspect.getdoc(thing))
+        str(inspect.getdoc(function))
         for module in (json, contextlib, textwrap, shutil, os, inspect, subprocess)
-        for thing in (module, *vars(module).values())
-        if inspect.getdoc(thing)
+        for function in (module, *vars(module).values())
+        if inspect.getdoc(function)
     ]
     for number in range(12):
         (folder / f"docs-{number:02d}.jsonl").write_text(
@@ -68,14 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, out: Path, *options: str) -> list[str]:
-    done = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(out), *options])
-    assert done.exit_code == 0, done.output
+    outcome = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(out), *options])
+    assert outcome.exit_code == 0, outcome.output
     return sorted(path.name for path in out.iterdir())
 
 
 def options_of(script: Path) -> dict[str, str]:
-    found = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), re.MULTILINE)
-    return dict(found)
+    options = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), re.MULTILINE)
+    return dict(options)
 
 
 def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits_for_the_one_before(
@@ -135,8 +135,8 @@ def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path
     assert [command.split()[1] for command in commands] == ["run", "slurm"]
     for command, more in zip(commands, (["--dry-run"], ["--out", str(tmp_path / "jobs")]), strict=True):
         words = command.replace("demo.yaml", str(folder / "m.yaml")).replace("/shared", str(tmp_path)).split()[1:]
-        done = CliRunner().invoke(app, [*words, *more])
-        assert done.exit_code == 0, done.output
+        outcome = CliRunner().invoke(app, [*words, *more])
+        assert outcome.exit_code == 0, outcome.output
     submitted = (tmp_path / "jobs" / "submit.sh").read_text()
     assert page.count("sbatch --array=3 slurm/02-") == 1
     assert " 02-" in submitted
@@ -157,9 +157,9 @@ def test_what_cannot_run_on_several_hosts_is_refused(
     folder: Path, tmp_path: Path, options: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
-    done = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(tmp_path / "jobs"), *options])
-    assert done.exit_code == 2
-    assert sentence in " ".join(done.output.split())
+    outcome = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(tmp_path / "jobs"), *options])
+    assert outcome.exit_code == 2
+    assert sentence in " ".join(outcome.output.split())
     assert not (tmp_path / "jobs").exists()
 
 
@@ -171,7 +171,7 @@ echo "$number;cluster"
 
 
 class StandIn:
-    """In place of Slurm: `sbatch` writes down what is submitted; its tasks are started on the hosts by turns."""
+    """A fake Slurm: `sbatch` records submissions, whose tasks start on the hosts in turn."""
 
     def __init__(self, folder: Path, hosts: tuple[Host, Host]) -> None:
         self.hosts = hosts
@@ -182,19 +182,19 @@ class StandIn:
         self.environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "QUEUE": str(self._queue)}
 
     def submit(self, script: Path) -> list[Path]:
-        """Run `submit.sh`; returns the scripts that were submitted, each of which waits for the one before."""
-        done = subprocess.run([str(script)], env=self.environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        told = [line.split() for line in self._queue.read_text().splitlines()]
-        assert done.stdout == f"the last job is {len(told)}\n"
-        assert [line[1:-1] for line in told] == [
-            [f"--dependency=afterany:{number}"] if number else [] for number in range(len(told))
+        """Run `submit.sh` and return the submitted scripts, each of which waits for the previous one."""
+        process = subprocess.run([str(script)], env=self.environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        submissions = [line.split() for line in self._queue.read_text().splitlines()]
+        assert process.stdout == f"the last job is {len(submissions)}\n"
+        assert [line[1:-1] for line in submissions] == [
+            [f"--dependency=afterany:{number}"] if number else [] for number in range(len(submissions))
         ]
-        return [script.parent / line[-1] for line in told]
+        return [script.parent / line[-1] for line in submissions]
 
     @contextlib.contextmanager
     def task(self, script: Path, number: int, **environment: str) -> Iterator[subprocess.Popen[str]]:
-        """Run one task of an array, in a folder of its own as home and for temporary files."""
+        """Run one task of an array, with a separate folder for its home and temporary files."""
         process = self.hosts[number % 2].start(
             [str(script)],
             {**self.environment, **environment, "SLURM_ARRAY_TASK_ID": str(number), "OMP_NUM_THREADS": "1"},
@@ -211,8 +211,8 @@ class StandIn:
         """Run all tasks of a job to their ends."""
         with contextlib.ExitStack() as stack:
             tasks = [stack.enter_context(self.task(script, number)) for number in tasks_of(script)]
-            said = [task.communicate(timeout=250)[0] for task in tasks]
-        assert [task.returncode for task in tasks] == [0] * len(tasks), "\n".join(said)
+            outputs = [task.communicate(timeout=250)[0] for task in tasks]
+        assert [task.returncode for task in tasks] == [0] * len(tasks), "\n".join(outputs)
 
 
 def tasks_of(script: Path) -> range:
@@ -221,7 +221,7 @@ def tasks_of(script: Path) -> range:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kill a task with all that it has started, as Slurm does."""
+    """Kill a task and all its child processes, as Slurm does."""
     listed = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
     for line in listed.splitlines()[1:]:
@@ -236,7 +236,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    return [one for child in children.get(pid, []) for one in (child, *below(child, children))]
+    return [descendant for child in children.get(pid, []) for descendant in (child, *below(child, children))]
 
 
 def files_of(store: Path) -> dict[str, bytes]:
@@ -248,10 +248,10 @@ def files_of(store: Path) -> dict[str, bytes]:
 def test_arrays_on_two_hosts_make_the_bytes_of_one_also_when_a_task_is_killed_and_submitted_again(
     folder: Path, tmp_path: Path
 ) -> None:
-    """The hosts share the folder of the store alone; what was claimed by the killed one is done again."""
+    """The hosts share only the store's folder; work claimed by the killed task is done again."""
     alone = [sys.executable, "-m", "gristmill", "run", str(folder / "m.yaml"), "--until", "dedup", "--no-ui", "--store"]
-    done = subprocess.run([*alone, str(tmp_path / "alone")], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run([*alone, str(tmp_path / "alone")], capture_output=True, text=True, timeout=250)
+    assert process.returncode == 0, process.stdout + process.stderr
     store = tmp_path / "store"
     write(folder, tmp_path / "jobs", "--array", "2", "--cores", "1", "--store", str(store), "--until", "dedup")
     with two_hosts() as hosts:
@@ -260,7 +260,7 @@ def test_arrays_on_two_hosts_make_the_bytes_of_one_also_when_a_task_is_killed_an
         slurm.run(ingest)
         with slurm.task(annotate, 1, CAUGHT=str(tmp_path)) as caught:
             wait_for((tmp_path / "reached").exists, "a task of host-b's in the middle of a shard")
-            with slurm.task(annotate, 0, CAUGHT=str(tmp_path)) as other:
+            with slurm.task(annotate, 0, CAUGHT=str(tmp_path)) as second_task:
                 (work,) = store.glob("annotate/*/work")
                 wait_for(lambda: [*work.glob("offers/hosts/host-a-*.beat")], "the arrival of host-a")
                 shards = len([*store.glob("ingest/*/data/part-*.parquet")])
@@ -269,8 +269,8 @@ def test_arrays_on_two_hosts_make_the_bytes_of_one_also_when_a_task_is_killed_an
                 kill(caught)
                 (tmp_path / "again").touch()
                 with slurm.task(annotate, 1, CAUGHT=str(tmp_path)) as again:
-                    said = [task.communicate(timeout=280)[0] for task in (other, again)]
-        assert [other.returncode, again.returncode] == [0, 0], "\n".join(said)
+                    outputs = [task.communicate(timeout=280)[0] for task in (second_task, again)]
+        assert [second_task.returncode, again.returncode] == [0, 0], "\n".join(outputs)
         slurm.run(dedup)
     assert files_of(store) == files_of(tmp_path / "alone")
     assert len(files_of(store)) > 12

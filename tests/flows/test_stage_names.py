@@ -1,7 +1,7 @@
-"""A stage is known in one place: no other file lists stages, or asks which one it has before it.
+"""A stage is defined in one place: no other file lists stages or compares with a stage's name.
 
-What a stage's own function calls its inputs (`inputs["mix"]`) is part of that function; sections of the manifest have
-names of their own, which are those of the stages that they switch on.
+Names of inputs in a stage's own function (`inputs["mix"]`) belong to that function; sections of the manifest have the
+names of the stages that they switch on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES) - {"documents"}
-"""`documents` is what almost everything here is about."""
+"""`documents` is a word of almost every module."""
 WORDS = frozenset(
     {
         "quality",
@@ -66,7 +66,7 @@ ALLOWED = {
     "flows/report/finetuning.py": "each section of the page is about one stage, whose summary it reads",
     "flows/orchestration/cards.py": "the pictures of the page's sections, in the browser's card",
 }
-"""Files that may name stages, and why."""
+"""Files that may name stages, with the reason."""
 
 
 def files(*layers: str) -> Iterator[tuple[str, ast.Module]]:
@@ -82,7 +82,9 @@ def is_name(node: ast.AST | None, names: frozenset[str] = NAMES) -> bool:
 
 
 def lists_of_stages(tree: ast.Module) -> Iterator[int]:
-    """Lines of tuples, lists, sets, mappings and Literals with two stages and more, one of them no mere word."""
+    """Return lines of tuples, lists, sets, mappings and Literals with two or more stages, one of them not a common
+    word.
+    """
     for node in ast.walk(tree):
         parts = (
             node.elts
@@ -94,18 +96,18 @@ def lists_of_stages(tree: ast.Module) -> Iterator[int]:
 
 
 def questions_of_stages(tree: ast.Module) -> Iterator[int]:
-    """Lines where something is compared with a stage's name."""
+    """Return lines that compare something with a stage's name."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Compare)
-            and any(isinstance(one, ast.Eq | ast.NotEq) for one in node.ops)
+            and any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops)
             and any(is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators))
         ):
             yield node.lineno
 
 
 def names_of_stages(tree: ast.Module) -> Iterator[int]:
-    """Lines where a stage is named that is no mere word."""
+    """Return lines that name a stage whose name is not a common word."""
     keys = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
     for node in ast.walk(tree):
         if is_name(node, NAMES - WORDS) and id(node) not in keys:
@@ -114,41 +116,49 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 
 @pytest.mark.slow
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
-    found = {
+    places = {
         name
         for name, tree in files("mixtures", "core", "dataprep", "tokenize", "train", "flows")
         if [*lists_of_stages(tree), *questions_of_stages(tree)]
     }
-    assert found - ALLOWED.keys() == set()
+    assert places - ALLOWED.keys() == set()
 
 
 @pytest.mark.slow
 def test_whatever_is_about_all_stages_names_none() -> None:
-    found = {name: sorted(set(names_of_stages(tree))) for name, tree in files("flows") if name not in ALLOWED}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    places = {name: sorted(set(names_of_stages(tree))) for name, tree in files("flows") if name not in ALLOWED}
+    assert {name: lines for name, lines in places.items() if lines} == {}
 
 
 @pytest.mark.slow
 def test_every_exception_is_needed() -> None:
     trees = dict(files("mixtures", "core", "dataprep", "tokenize", "train", "flows"))
-    named = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
-    assert ALLOWED.keys() - named == set()
+    files_with_names = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
+    assert ALLOWED.keys() - files_with_names == set()
 
 
 @pytest.mark.slow
 def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> None:
-    """The models of `prepare` are registered by the stages: who validates manifests without them would know no step."""
+    """Stages register the models of `prepare`, so modules that validate manifests without the stages would know no
+    step.
+    """
     from tests.test_architecture import imported, module_name
 
-    known = {module_name(path): set(imported(path)) for path in (ROOT / "flows").rglob("*.py")}
+    imports_by_module = {module_name(path): set(imported(path)) for path in (ROOT / "flows").rglob("*.py")}
     registry, reading = (
         "gristmill.flows.stages.registry",
         {f"gristmill.mixtures.load.{name}" for name in ("load_manifest", "open_manifest", "parse_manifest")},
     )
 
-    def reaches(module: str, seen: set[str]) -> bool:
-        seen.add(module)
-        below = known.get(module, set())
-        return registry in below or any(reaches(one, seen) for one in below if one in known and one not in seen)
+    def reaches(module: str, visited: set[str]) -> bool:
+        visited.add(module)
+        below = imports_by_module.get(module, set())
+        return registry in below or any(
+            reaches(dependency, visited)
+            for dependency in below
+            if dependency in imports_by_module and dependency not in visited
+        )
 
-    assert [module for module, names in known.items() if names & reading and not reaches(module, set())] == []
+    assert [
+        module for module, names in imports_by_module.items() if names & reading and not reaches(module, set())
+    ] == []

@@ -1,4 +1,4 @@
-"""A stage that is forked is to its run as one that is started: output, end, interrupt, death, environment."""
+"""A forked stage behaves as a started one: output, end, interrupt, death, environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., Runner]
 
 @pytest.fixture
 def forked(toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Runner]]:
-    """Makes a runner whose toy stages are forked."""
+    """Return a factory for runners whose toy stages are forked."""
     monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     server = ForkServer(stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"])
@@ -49,7 +49,7 @@ def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
     assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]  # type: ignore[attr-defined]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
     cost = runner.folder("second").manifest()["cost"]
-    assert 0 <= cost["cpu_seconds"] < 5, "what the server imported is not the stage's"
+    assert 0 <= cost["cpu_seconds"] < 5, "the stage does not share modules that the server imported"
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make
     pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
     assert [pid for pid in pids if is_running(pid)] == []
     runner.observer.on_event = lambda event: None  # type: ignore[attr-defined]
-    assert runner.run_stage("first", force=True).note == "same bytes as before", "another one can be forked"
+    assert runner.run_stage("first", force=True).note == "same bytes as before", "the server can fork another stage"
 
 
 @pytest.mark.slow
@@ -95,14 +95,14 @@ def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
     with pytest.raises(ForkServerError, match=r"has ended|ended with code"):
         runner.server.start({}, [], 1).begun()
     with monkeypatch.context() as dying:
-        dying.setattr(ForkServer, "is_running", property(lambda server: True))  # it dies between question and fork
+        dying.setattr(ForkServer, "is_running", property(lambda server: True))  # it dies between the check and the fork
         assert runner.run_stage("first", force=True).note == "same bytes as before"
 
 
 def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> None:
     def node(name: str, run: str, launch: str = "process") -> Any:
-        made = toy_node(name, {})
-        return replace(made, stage=replace(made.stage, run=run, launch=launch))  # type: ignore[arg-type]
+        toy = toy_node(name, {})
+        return replace(toy, stage=replace(toy.stage, run=run, launch=launch))  # type: ignore[arg-type]
 
     plan = {
         "filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
@@ -131,11 +131,11 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
     store = str(tmp_path / "store")
 
     def begins(overrides: tuple[str, ...] = ()) -> bool:
-        before = len(started)
+        started_before = len(started)
         with stage_server.early_server(str(manifest), overrides, store):
             pass
-        assert all(one.closed for one in started)
-        return len(started) > before
+        assert all(started_server.closed for started_server in started)
+        return len(started) > started_before
 
     assert begins()
     write_json(record, {"state": "completed", "manifest_file": str(manifest), "overrides": []})
@@ -145,7 +145,7 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
     assert begins()
     write_json(record, {"state": "completed", "manifest_file": str(manifest), "overrides": []})
     os.utime(record, (1, 1))
-    assert begins(), "the manifest has changed since"
+    assert begins(), "the manifest has changed since the start"
     node = toy_node("filter", {})
     plan = {
         name: replace(node, stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"))
@@ -155,19 +155,21 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
         with stage_server.stage_server(plan, list(plan), Engine()) as server:
             assert server is not None
             assert not started[-1].closed
-        assert started[-1].closed, "the early one is taken"
+        assert started[-1].closed, "the run uses the early server"
 
 
 def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted: list[str] = []
-    monkeypatch.setattr(stage_server, "_start", lambda: SimpleNamespace(close=lambda: None, import_soon=wanted.extend))
+    requested_modules: list[str] = []
+    monkeypatch.setattr(
+        stage_server, "_start", lambda: SimpleNamespace(close=lambda: None, import_soon=requested_modules.extend)
+    )
     exact = Filter.model_validate({"rules": [{"gopher_quality": {"dialect": "datatrove", "words": "exact"}}]})
     plan = {
         name: replace(toy_node(name, {}), stage=STAGES[name], settings=settings)
         for name, settings in (("filter", exact), ("dedup", Dedup()))
     }
     with stage_server.stage_server(plan, list(plan), Engine()):
-        assert wanted == [
+        assert requested_modules == [
             "gristmill.dataprep.filtering.filter",
             "gristmill.dataprep.words.spacy_preload",
             *stage_server.LATER,

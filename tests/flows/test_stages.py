@@ -1,4 +1,4 @@
-"""The plan: which stages a manifest has, what each one's fingerprint depends on, and what it does not."""
+"""The plan: the stages of a manifest, and the inputs of each fingerprint."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def opened(*overrides: str, until: str | None = None, exactly: bool = False) -> 
 
 
 def changed_by(*overrides: str) -> list[str]:
-    before, after = opened().plan, opened(*overrides).plan
-    return [name for name in before if before[name].fingerprint != after[name].fingerprint]
+    original, changed = opened().plan, opened(*overrides).plan
+    return [name for name in original if original[name].fingerprint != changed[name].fingerprint]
 
 
 @pytest.mark.slow
@@ -48,8 +48,8 @@ def test_the_demo_has_every_stage_in_order() -> None:
         "evaluate",
         "export",
     ]
-    after = list(opened().plan)[5:]
-    assert [name for name in STAGES if name in after] == after
+    later_stages = list(opened().plan)[5:]
+    assert [name for name in STAGES if name in later_stages] == later_stages
 
 
 @pytest.mark.slow
@@ -106,24 +106,27 @@ def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_tha
     assert changed_by(*REINFORCED) == ["evaluate", "export"]
     from_sft = opened(*REINFORCED, "rl.start_from=sft").plan["rl"]
     assert set(from_sft.inputs) == {"mix", "tokenizer", "sft"}
-    # What begins is an input; how it was named is not.
+    # The start model is an input; its name is not.
     assert opened(*REINFORCED, "rl.start_from=dpo").plan["rl"].fingerprint == plan["rl"].fingerprint
 
 
 def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
     weights = "mix.weights={prose: 0.5, code: 0.5}"
-    one, other = (opened(weights, f"sources.code.weight={weight}").plan["mix"] for weight in (0.1, 0.9))
-    assert one.fingerprint == other.fingerprint
-    assert (one.config["sources"]["code"]["weight"], other.config["sources"]["code"]["weight"]) == (0.1, 0.9)
+    low_weight, high_weight = (opened(weights, f"sources.code.weight={weight}").plan["mix"] for weight in (0.1, 0.9))
+    assert low_weight.fingerprint == high_weight.fingerprint
+    assert (low_weight.config["sources"]["code"]["weight"], high_weight.config["sources"]["code"]["weight"]) == (
+        0.1,
+        0.9,
+    )
 
 
 def test_the_lineage_names_the_weights_that_counted() -> None:
-    own = opened().plan["export"].recipe["lineage"]
-    assert own["sources"]["code"]["weight"] == opened().manifest.sources["code"].weight
-    assert "mix" not in own
-    given = opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
-    assert "weight" not in given["sources"]["code"]
-    assert given["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
+    source_weights = opened().plan["export"].recipe["lineage"]
+    assert source_weights["sources"]["code"]["weight"] == opened().manifest.sources["code"].weight
+    assert "mix" not in source_weights
+    mixture_weights = opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
+    assert "weight" not in mixture_weights["sources"]["code"]
+    assert mixture_weights["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_the_lineage_names_the_weights_that_counted() -> None:
     ],
 )
 def test_how_the_work_is_done_changes_no_data(override: str) -> None:
-    # A licence is a note: it is written into the model card and nowhere else.
+    # A licence is a note that only the model card shows.
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
 
@@ -161,7 +164,7 @@ def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fing
     assert changed_by(override) == []
     key, _, value = override.partition("=")
     stage, _, name = key.partition(".")
-    assert opened(override).plan[stage].config[name] == int(value)  # The stage is told all the same.
+    assert opened(override).plan[stage].config[name] == int(value)  # The stage receives it all the same.
 
 
 @pytest.mark.parametrize(
@@ -175,8 +178,8 @@ def test_the_recipe_names_the_warm_up_that_is_meant(settings: list[str], warmup:
 
 def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
     stops = "pretrain.early_stopping={patience: 2}"
-    one, other = (opened(stops, f"pretrain.validate_every={every}").plan["pretrain"] for every in (50, 60))
-    assert one.fingerprint != other.fingerprint
+    every_50, every_60 = (opened(stops, f"pretrain.validate_every={every}").plan["pretrain"] for every in (50, 60))
+    assert every_50.fingerprint != every_60.fingerprint
 
 
 @pytest.mark.slow
@@ -197,12 +200,12 @@ def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: P
     model.write_bytes(b"one model")
     override = f"prepare.langid.model={model}"
     assert changed_by(override)[0] == "langid"
-    before = opened(override).plan["langid"]
+    original = opened(override).plan["langid"]
     model.write_bytes(b"another one")
     opened.cache_clear()
-    after = opened(override).plan["langid"]
-    assert before.fingerprint != after.fingerprint
-    assert after.config["model"] == str(model)  # the stage is told where it lies
+    changed = opened(override).plan["langid"]
+    assert original.fingerprint != changed.fingerprint
+    assert changed.config["model"] == str(model)  # the stage receives its path
 
 
 @pytest.mark.slow
@@ -215,7 +218,7 @@ def test_a_chat_template_is_part_of_the_recipe_by_its_content(tmp_path: Path) ->
         return opened(f"tokenizer.chat_template_path={tmp_path / name / 'chat.jinja'}").plan["tokenizer"]
 
     assert node("one").fingerprint == node("copy").fingerprint != node("other").fingerprint
-    # The stage is told where the file lies.
+    # The stage receives the path of the file.
     assert node("one").config["tokenizer"]["chat_template_path"] == str(tmp_path / "one" / "chat.jinja")
 
 
@@ -238,11 +241,11 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
 
 def test_the_stages_behind_the_last_one_of_a_run_are_those_of_the_whole_plan() -> None:
     session = opened()
-    whole = session.plan
-    names = list(whole)
+    whole_plan = session.plan
+    names = list(whole_plan)
     for last in ("quality", "mix", "sft"):
-        ended = {name: whole[name] for name in names[: names.index(last) + 1]}
-        assert add_later_stages(ended, session.manifest, lambda node: node) == whole
+        ended = {name: whole_plan[name] for name in names[: names.index(last) + 1]}
+        assert add_later_stages(ended, session.manifest, lambda node: node) == whole_plan
 
 
 def test_prefect_offers_every_stage() -> None:
@@ -274,17 +277,17 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> None:
-    one = opened("reward={steps: 3}").plan
-    assert list(one).index("reward") == list(one).index("sft") + 1
-    assert one["reward"].inputs.keys() == {"tokenizer", "sft"}
-    assert one["reward"].config["data"] == one["dpo_data"].config["data"]
-    own = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
-    assert [item["limit"] for item in own.config["data"]] == [7]
-    assert {name: node.fingerprint for name, node in one.items() if name != "reward"} == {
+    shared_pairs = opened("reward={steps: 3}").plan
+    assert list(shared_pairs).index("reward") == list(shared_pairs).index("sft") + 1
+    assert shared_pairs["reward"].inputs.keys() == {"tokenizer", "sft"}
+    assert shared_pairs["reward"].config["data"] == shared_pairs["dpo_data"].config["data"]
+    own_pairs = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
+    assert [item["limit"] for item in own_pairs.config["data"]] == [7]
+    assert {name: node.fingerprint for name, node in shared_pairs.items() if name != "reward"} == {
         name: node.fingerprint for name, node in opened().plan.items()
     }
-    other = opened("reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]").plan["reward"]
-    assert other.fingerprint != one["reward"].fingerprint
+    other_pairs = opened("reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]").plan["reward"]
+    assert other_pairs.fingerprint != shared_pairs["reward"].fingerprint
     with pytest.raises(ManifestError, match="reward: has no pairs to learn from"):
         opened("dpo=null", "reward={steps: 3}")
 
@@ -295,23 +298,23 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     base = ("sft.distill.teacher=" + str(tmp_path),)
-    one = opened(*base).plan
-    assert list(one).index("teacher") == list(one).index("sft") - 1
-    assert one["teacher"].inputs.keys() == {"tokenizer", "sft_data"}
-    assert "teacher" in one["sft"].inputs
-    assert one["teacher"].config["teacher"] == str(tmp_path)
-    assert one["teacher"].recipe["teacher"][0]["path"] == "config.json"
+    base_plan = opened(*base).plan
+    assert list(base_plan).index("teacher") == list(base_plan).index("sft") - 1
+    assert base_plan["teacher"].inputs.keys() == {"tokenizer", "sft_data"}
+    assert "teacher" in base_plan["sft"].inputs
+    assert base_plan["teacher"].config["teacher"] == str(tmp_path)
+    assert base_plan["teacher"].recipe["teacher"][0]["path"] == "config.json"
 
     def changed(*overrides: str) -> list[str]:
-        other = opened(*base, *overrides).plan
-        return [name for name in one if one[name].fingerprint != other[name].fingerprint]
+        changed_plan = opened(*base, *overrides).plan
+        return [name for name in base_plan if base_plan[name].fingerprint != changed_plan[name].fingerprint]
 
-    behind = list(one)[list(one).index("sft") :]
+    behind = list(base_plan)[list(base_plan).index("sft") :]
     assert changed("sft.distill.kind=reverse") == changed("sft.distill.weight=0.9") == behind
     assert changed("sft.distill.top_k=5") == changed("sft.distill.temperature=2") == ["teacher", *behind]
     assert changed("pretrain.steps=7") == ["pretrain", *behind]
-    own = opened("sft.distill.teacher=pretrain").plan["teacher"]
-    assert own.inputs.keys() == {"tokenizer", "sft_data", "pretrain"}
+    own_teacher = opened("sft.distill.teacher=pretrain").plan["teacher"]
+    assert own_teacher.inputs.keys() == {"tokenizer", "sft_data", "pretrain"}
     assert "teacher" not in opened().plan
     assert "distill" not in opened().plan["sft"].recipe
 
@@ -323,7 +326,7 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     assert kto.recipe["answers"] is True
     assert "answers" not in opened().plan["reference"].recipe
     assert opened("dpo.loss=kto", "dpo.undesirable_weight=1.3").plan["reference"].fingerprint == kto.fingerprint
-    # A model that adapters freeze is its own reference, however it is held; what is rounded is another model.
+    # A model frozen under adapters is its own reference in any storage format; a rounded one is another model.
     assert changed_by("dpo.lora.rank=4") == ["dpo", "evaluate", "export"]
     assert changed_by("dpo.lora.base=int8") == ["reference", "dpo", "evaluate", "export"]
     int8 = opened("dpo.lora.base=int8").plan["reference"].fingerprint
@@ -334,9 +337,9 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
 @pytest.mark.slow
 def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
-    told = (
+    expected_message = (
         "unigram needs sentencepiece, which is not installed; install it with: pip install 'gristmill[sentencepiece]'"
     )
-    for model, expected in (("unigram", [(("tokenizer", "model"), told)]), ("superbpe", [])):
+    for model, expected in (("unigram", [(("tokenizer", "model"), expected_message)]), ("superbpe", [])):
         manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
         assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected

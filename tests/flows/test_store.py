@@ -1,4 +1,4 @@
-"""What is in the store decides everything: a commit is whole or absent, and damage is found."""
+"""The store decides everything: a commit is complete or absent, and damage is found."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_c
 
 
 def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(folder: StageFolder) -> None:
-    """One says all the time that it lives, in a file that it makes, renames and removes, and in a folder it makes."""
+    """A host keeps sending heartbeats by a file that it creates, renames and removes, and by a folder that it creates."""
     folder.begin({"stage": "toy"})
-    begun, ended = threading.Event(), threading.Event()
+    writing, ended = threading.Event(), threading.Event()
 
     def write() -> None:
         while not ended.is_set():
@@ -104,12 +104,12 @@ def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(
             with suppress(OSError), atomic_write(beat, durable=False) as sink:
                 sink.write(b"1")
             beat.unlink(missing_ok=True)
-            begun.set()
+            writing.set()
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     try:
-        assert begun.wait(60)
+        assert writing.wait(60)
         for _ in range(50):
             (folder.work / "result.json").write_text("{}")
             folder.clean_work()
@@ -165,5 +165,5 @@ def test_what_a_stage_lists_outlives_its_commit(tmp_path: Path) -> None:
         (folder.work / name).write_text("")
     (folder.work / "kept.json").write_text('["checkpoints/step-2"]')
     folder.commit({}, {})
-    left = sorted(path.relative_to(folder.work).as_posix() for path in folder.work.rglob("*") if path.is_file())
-    assert left == ["checkpoints/step-2/a", "tensorboard/events"]
+    remaining = sorted(path.relative_to(folder.work).as_posix() for path in folder.work.rglob("*") if path.is_file())
+    assert remaining == ["checkpoints/step-2/a", "tensorboard/events"]

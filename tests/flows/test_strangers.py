@@ -1,4 +1,4 @@
-"""A whole chain whose workers share nothing with the driver but a store, on two hosts that have no gristmill."""
+"""A whole chain whose workers share only a store with the driver, on two hosts without gristmill."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ STAGES = (
 LAST = {"dask": "pretrain", "spark": "ingest"}
 """Last stage of each engine: Spark starts five processes for each stage."""
 MODEL = "  - annotate: {model: {path: ./model, like: {prose: w1 w2}}}\n"
-"""By a model whose folder the driver alone has."""
+"""Stages that use a model whose folder only the driver has."""
 DRIVER = """
 import sys
 from gristmill.core import lease
@@ -71,14 +71,14 @@ sys.argv[0] = "gristmill"
 from gristmill.flows.cli.main import main
 main()
 """
-"""A driver on a host that sees the processes of no other one; its leases last three seconds."""
+"""A driver on a host that sees no processes of other hosts, with leases of three seconds."""
 TIMED = "metrics.jsonl"
-"""Has the time of each step beside its loss."""
+"""File with the time of each step beside its loss."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus of all engines: its sources are for the store, all else lies on the driver's disk."""
+    """The corpus of the engine tests: its sources go to the store, all else stays on the driver's disk."""
     manifest = write_corpus(tmp_path_factory.mktemp("project"))
     text = MANIFEST.replace("web/*.warc.gz", f"s3://{BUCKET}/web/*.warc.gz")
     text = text.replace("books/*.jsonl", f"s3://{BUCKET}/books/*.jsonl")
@@ -94,7 +94,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one machine makes of it in a folder."""
+    """Checksums of the output of one machine in a folder."""
     store = tmp_path_factory.mktemp("here")
     with object_store(BUCKET) as port:
         environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
@@ -102,15 +102,15 @@ def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             (sys.executable, "-c", SEND, str(project.parent), BUCKET),
             (*RUN, str(project), "--no-ui", "--store", str(store)),
         ):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-    found = sums(store)
-    assert {name.partition("/")[0] for name in found} == set(STAGES)
-    return found
+            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            assert process.returncode == 0, process.stdout + process.stderr
+    checksums = sums(store)
+    assert {name.partition("/")[0] for name in checksums} == set(STAGES)
+    return checksums
 
 
 def sums(store: Path) -> dict[str, str]:
-    """The SHA-256 of each file; the losses of a training."""
+    """Return the SHA-256 of each file; for a training, that of its losses."""
     files = [path for path in sorted(store.glob("*/*/data/**/*")) if path.is_file()]
     return {
         str(path.relative_to(store)): str(losses(path)) if path.name == TIMED else sha256_file(path) for path in files
@@ -118,19 +118,19 @@ def sums(store: Path) -> dict[str, str]:
 
 
 def losses(path: Path) -> list[float]:
-    found = [line["loss"] for line in map(json.loads, path.read_text().splitlines()) if "loss" in line]
-    assert len(found) == 6
-    return found
+    loss_values = [line["loss"] for line in map(json.loads, path.read_text().splitlines()) if "loss" in line]
+    assert len(loss_values) == 6
+    return loss_values
 
 
 @pytest.mark.parametrize("name", LAST)
 def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
     name: str, project: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    """On Dask also where the driver is killed, and started again on a host that sees nothing of the first one."""
+    """On Dask the driver is also killed, and restarted on a host that sees nothing of the first one."""
     try:
-        with machines(tmp_path, hidden=project.parent) as made:
-            made.run(sys.executable, "-c", SEND, str(project.parent), BUCKET)
+        with machines(tmp_path, hidden=project.parent) as cluster:
+            cluster.run(sys.executable, "-c", SEND, str(project.parent), BUCKET)
             arguments = (
                 "run",
                 str(project),
@@ -140,20 +140,20 @@ def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
                 "--store",
                 f"s3://{BUCKET}/store",
                 "--set",
-                f"engine={CLUSTERS[name](made)}",
+                f"engine={CLUSTERS[name](cluster)}",
             )
             if name == "dask":
-                first = made.lead(sys.executable, "-c", DRIVER, "one", *arguments)
-                made.run(sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json")
+                first = cluster.lead(sys.executable, "-c", DRIVER, "one", *arguments)
+                cluster.run(sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json")
                 first.kill()
-                said = made.run(sys.executable, "-c", DRIVER, "another", *arguments)
-                assert "making this output; waiting" in " ".join(said.split())
+                output = cluster.run(sys.executable, "-c", DRIVER, "another", *arguments)
+                assert "making this output; waiting" in " ".join(output.split())
             else:
-                made.run(sys.executable, "-m", "gristmill", *arguments)
-            made.run(sys.executable, "-c", FETCH, f"{BUCKET}/store", str(made.folder / "there"))
+                cluster.run(sys.executable, "-m", "gristmill", *arguments)
+            cluster.run(sys.executable, "-c", FETCH, f"{BUCKET}/store", str(cluster.folder / "there"))
     except MissingEngineError as error:
         pytest.skip(str(error))
     stages = STAGES[: STAGES.index(LAST[name]) + 1]
-    assert sums(made.folder / "there") == {
-        file: one for file, one in expected.items() if file.partition("/")[0] in stages
+    assert sums(cluster.folder / "there") == {
+        file: checksum for file, checksum in expected.items() if file.partition("/")[0] in stages
     }

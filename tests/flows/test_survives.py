@@ -1,6 +1,6 @@
 """Whatever happens to a run, the same command ends with the same bytes: one point of each kind of `bench chaos`.
 
-The long form, `gristmill bench chaos`, takes hundreds of random points over all stages.
+The long form, `gristmill bench chaos`, runs hundreds of random points over all stages.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def scene(undisturbed: Undisturbed, tmp_path: Path) -> Scene:
 
 
 def attempt(scene: Scene, change: str, act: Act) -> tuple[Fuse, int]:
-    """Run, with a fuse that burns before the first change that begins so; returns it and the exit code."""
+    """Run with a fuse that fires before the first change with a prefix; returns the fuse and the exit code."""
     fuse = replace(scene.fuse(1, act), before=change)
-    done = gristmill(scene.run.arguments(scene.store, scene.stage), burn_at(fuse))
+    process = gristmill(scene.run.arguments(scene.store, scene.stage), burn_at(fuse))
     assert fuse.has_burnt(), fuse.changes()
-    assert "Traceback" not in done.stdout
-    return fuse, done.returncode
+    assert "Traceback" not in process.stdout
+    return fuse, process.returncode
 
 
 def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(scene: Scene) -> None:
     folder = scene.run.folder_in(scene.store, "ingest")
     killed = attempt(scene, "rename data/part-00001-000.parquet", "kill it and all above")
     assert not (folder.data / "part-00001-000.parquet").exists()
-    asked = attempt(scene, "rename data/part-00001-000.parquet", "terminate the flow")
-    before = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
+    terminated = attempt(scene, "rename data/part-00001-000.parquet", "terminate the flow")
+    killed_before_marker = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
     assert (folder.path / "manifest.json").exists()
     assert folder.state() == "unfinished"
-    behind = attempt(scene, "remove _SUCCESS.tmp-", "kill the flow")
+    killed_after_marker = attempt(scene, "remove _SUCCESS.tmp-", "kill the flow")
     assert folder.state() == "committed"
     assert (folder.work / "result.json").exists()
-    attempts = [killed, asked, before, behind]
+    attempts = [killed, terminated, killed_before_marker, killed_after_marker]
     assert [code for _, code in attempts] == [-9, 130, -9, -9]
     assert scene.goes_on() == []
     assert still_running([fuse.log for fuse, _ in attempts]) == []
@@ -89,8 +89,8 @@ def test_a_disk_is_changed_once_what_was_killed_has_let_go_of_it(
     waits: list[float] = []
     try:
         with surroundings.mounted(tmp_path / "disk", 1 << 20) as remount:
-            held = (tmp_path / "disk" / "held").open("w")
-            monkeypatch.setattr(surroundings.time, "sleep", lambda seconds: (waits.append(seconds), held.close()))
+            open_file = (tmp_path / "disk" / "held").open("w")
+            monkeypatch.setattr(surroundings.time, "sleep", lambda seconds: (waits.append(seconds), open_file.close()))
             remount("ro")
             assert len(waits) == 1
             with pytest.raises(OSError, match="Read-only"):

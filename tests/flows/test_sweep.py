@@ -1,4 +1,4 @@
-"""Sweeps: which mixtures are tried, what is made of their measurements, and that proxies differ in nothing else."""
+"""Sweeps: the choice of mixtures, the analysis of their measurements, and proxies that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def test_the_suggestion_lies_within_what_was_tried() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
     def least(objective: Any, most: np.ndarray | None = None) -> tuple[np.ndarray, float]:
-        found = least_within_hull(objective, corners, most)
-        assert found is not None
-        return found
+        solution = least_within_hull(objective, corners, most)
+        assert solution is not None
+        return solution
 
     weights, _ = least(lambda where: ((where - [1.0, 0.0, 0.0]) ** 2).sum(axis=1))
     assert weights == pytest.approx([0.8, 0.1, 0.1], abs=1e-6)
@@ -170,23 +170,23 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     outcomes = [
         outcome(
             number,
-            one,
+            mixture,
             *(
-                {"prose": 2 + np.exp(-3 * one["prose"]) + wiggle, "code": 1 + np.exp(-3 * one["code"]) - wiggle}
+                {"prose": 2 + np.exp(-3 * mixture["prose"]) + wiggle, "code": 1 + np.exp(-3 * mixture["code"]) - wiggle}
                 for wiggle in (0.0, 0.002)
             ),
         )
-        for number, one in enumerate(mixtures)
+        for number, mixture in enumerate(mixtures)
     ]
-    found = analyse(sweep(mixtures, 2), outcomes)
-    first = found["mixtures"][0]
+    analysis = analyse(sweep(mixtures, 2), outcomes)
+    first = analysis["mixtures"][0]
     assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(2 + np.exp(-0.3) + 0.001)
     assert first["bits_per_byte"]["prose"]["spread"] == pytest.approx(0.002 / np.sqrt(2))
     assert first["target"]["mean"] == pytest.approx(1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2)
     assert first["target"]["spread"] == pytest.approx(0, abs=1e-12)
-    assert found["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
+    assert analysis["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
     printed = StringIO()
-    print_results(found, Console(file=printed, width=64))
+    print_results(analysis, Console(file=printed, width=64))
     assert printed.getvalue().splitlines()[:3] == [
         "mixture        bits/byte  source  weight  bits/byte of it",
         "      2  1.7231 ± 0.0000  prose    0.500  2.2241 ± 0.0014",
@@ -194,32 +194,34 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     ]
     manifest = tmp_path / "small.yaml"
     manifest.write_text(MANIFEST.replace("  maths: {path: c.txt}\n", ""))
-    json_file, page, suggested = write_results(str(manifest), found)
+    json_file, page, suggested = write_results(str(manifest), analysis)
     assert json_file.exists()
     assert "<svg" in page.read_text()
     loaded = parse_manifest(suggested.read_text(), str(suggested))
-    assert loaded.sources["prose"].weight == found["suggestion"]["weights"]["prose"]
+    assert loaded.sources["prose"].weight == analysis["suggestion"]["weights"]["prose"]
     assert "# most of it" in suggested.read_text()
 
 
 def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
-    """100 tokens are mixed; of prose 30 may be read at the most, which is 15 twice."""
+    """Of 100 mixed tokens at most 30 may be prose, which is 15 tokens twice."""
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
     outcomes = [
         {
-            **outcome(number, one, {"prose": 2 + np.exp(-3 * one["prose"]), "code": 1 + np.exp(-3 * one["code"])}),
+            **outcome(
+                number, mixture, {"prose": 2 + np.exp(-3 * mixture["prose"]), "code": 1 + np.exp(-3 * mixture["code"])}
+            ),
             "supply": {"prose": 30.0, "code": 400.0},
         }
-        for number, one in enumerate(mixtures)
+        for number, mixture in enumerate(mixtures)
     ]
-    found = analyse(replace(sweep(mixtures), tokens=100), outcomes)
-    assert found["limits"] == {"prose": 0.3, "code": 1.0}
-    assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
-    assert found["suggestion"]["best_tried"]["mixture"] == 1
-    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(found)
-    refused = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
-    assert refused["suggestion"] is None
-    assert "the largest shares are prose 0.030, code 0.400; raise a max_epochs" in describe_suggestion(refused)
+    analysis = analyse(replace(sweep(mixtures), tokens=100), outcomes)
+    assert analysis["limits"] == {"prose": 0.3, "code": 1.0}
+    assert analysis["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
+    assert analysis["suggestion"]["best_tried"]["mixture"] == 1
+    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(analysis)
+    infeasible = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
+    assert infeasible["suggestion"] is None
+    assert "the largest shares are prose 0.030, code 0.400; raise a max_epochs" in describe_suggestion(infeasible)
 
 
 def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
@@ -245,12 +247,12 @@ def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
     assert task_errors(tmp_path / "metrics.jsonl") == {"quiz": 0.75, "gap": 3.5, "text": 2.5}
 
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    outcomes = [outcome(number, one, {"prose": 2.0, "code": 1.0}) for number, one in enumerate(mixtures)]
-    for one in outcomes:
-        one["proxies"][0]["tasks"] = {"quiz": 0.3 + np.exp(-2 * one["weights"]["code"])}
-    found = analyse(sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes)
-    assert found["suggestion"]["weights"] == pytest.approx({"prose": 0.1, "code": 0.9}, abs=1e-4)
-    assert "of quiz" in as_html("small", found)
+    outcomes = [outcome(number, item, {"prose": 2.0, "code": 1.0}) for number, item in enumerate(mixtures)]
+    for item in outcomes:
+        item["proxies"][0]["tasks"] = {"quiz": 0.3 + np.exp(-2 * item["weights"]["code"])}
+    analysis = analyse(sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes)
+    assert analysis["suggestion"]["weights"] == pytest.approx({"prose": 0.1, "code": 0.9}, abs=1e-4)
+    assert "of quiz" in as_html("small", analysis)
 
     for name in ("a.txt", "b.txt", "c.txt", "quiz.jsonl"):
         (tmp_path / name).write_text("{}")
@@ -265,7 +267,7 @@ def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
 
 
 def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(tmp_path: Path) -> None:
-    """Of three sets the second has the rows of the first and the third has others; the first was trained on."""
+    """Of three sets the second has the rows of the first, the third has others; the first was trained on."""
     store, recipe = Store(tmp_path), {"steps": 3}
     for number, tokens in enumerate((1, 1, 2)):
         write_packed_set(
@@ -302,21 +304,22 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
 def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
     mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
     outcomes = [
-        outcome(number, one, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0}) for number, one in enumerate(mixtures)
+        outcome(number, mixture, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0})
+        for number, mixture in enumerate(mixtures)
     ]
-    found = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
-    assert found["suggestion"] is None
-    assert "no mixture is suggested: the leave-one-out error of the fit is" in describe_suggestion(found)
-    assert "no mixture is suggested" in as_html("small", found)
+    analysis = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
+    assert analysis["suggestion"] is None
+    assert "no mixture is suggested: the leave-one-out error of the fit is" in describe_suggestion(analysis)
+    assert "no mixture is suggested" in as_html("small", analysis)
 
 
 def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_are_an_error() -> None:
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
     values = {"prose": 2.0, "code": 1.0}
     failed = {"mixture": 2, "weights": mixtures[2], "proxies": [], "error": "too few tokens"}
-    found = analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed])
-    assert [one["mixture"] for one in found["failed"]] == [2]
-    assert "2 mixtures are too few to fit a model" in found["refusal"]
+    analysis = analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed])
+    assert [failure["mixture"] for failure in analysis["failed"]] == [2]
+    assert "2 mixtures are too few to fit a model" in analysis["refusal"]
     with pytest.raises(SweepError, match="measured on different held-out rows"):
         analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values, rows="w")])
 
@@ -332,20 +335,20 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_
     assert planned.target == three(0.6, 0.2, 0.2)
     with pytest.raises(SweepError, match="--target: no such source: poetry"):
         plan_sweep(str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0})
-    one, two = planned.proxy(0, 5), planned.proxy(1, 6)
-    assert one.manifest.mix is not None
-    assert one.manifest.mix.tokens == 10 * 4 * 64
-    assert one.manifest.pretrain is not None
-    assert (one.manifest.pretrain.steps, one.manifest.pretrain.model.width) == (10, 64)
+    first_proxy, second_proxy = planned.proxy(0, 5), planned.proxy(1, 6)
+    assert first_proxy.manifest.mix is not None
+    assert first_proxy.manifest.mix.tokens == 10 * 4 * 64
+    assert first_proxy.manifest.pretrain is not None
+    assert (first_proxy.manifest.pretrain.steps, first_proxy.manifest.pretrain.model.width) == (10, 64)
     assert (
-        one.plan["tokenize"].fingerprint
-        == two.plan["tokenize"].fingerprint
+        first_proxy.plan["tokenize"].fingerprint
+        == second_proxy.plan["tokenize"].fingerprint
         == planned.shared().plan["tokenize"].fingerprint
     )
-    recipes = [{**session.plan["pretrain"].recipe} for session in (one, two)]
+    recipes = [{**session.plan["pretrain"].recipe} for session in (first_proxy, second_proxy)]
     assert [recipe.pop("seed") for recipe in recipes] == [5, 6]
     assert recipes[0] == recipes[1]
-    mixes = [session.plan["mix"].recipe for session in (one, two)]
+    mixes = [session.plan["mix"].recipe for session in (first_proxy, second_proxy)]
     assert mixes[0] != mixes[1]
     assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
 
