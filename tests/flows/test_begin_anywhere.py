@@ -88,25 +88,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
     for name, rows in {
         "chats": [
-            {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
-            for one in texts
+            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
+            for text in texts
         ],
         "pairs": [
-            {"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"} for number, one in enumerate(texts)
+            {"prompt": text, "chosen": f"{text} yes", "rejected": f"no {number}"} for number, text in enumerate(texts)
         ],
-        "prompts": [{"prompt": one} for one in texts],
+        "prompts": [{"prompt": text} for text in texts],
         "cleaned": [
-            {"id": f"doc-{number}", "text": f"{one}. {one}.", "metadata": {"url": f"https://a.b/{number}"}}
-            for number, one in enumerate(texts)
+            {"id": f"doc-{number}", "text": f"{text}. {text}.", "metadata": {"url": f"https://a.b/{number}"}}
+            for number, text in enumerate(texts)
         ],
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     eos = load(tokenizer).eos
     documents = [
-        [rng.choice([one for one in range(vocab) if one != eos]) for _ in range(rng.randint(5, 60))] for _ in range(60)
+        [rng.choice([token_id for token_id in range(vocab) if token_id != eos]) for _ in range(rng.randint(5, 60))]
+        for _ in range(60)
     ]
     write_llmc(folder / "web.bin", documents, eos)
-    write_megatron(folder / "books_text_document", [[*one, eos] for one in documents], range(61))
+    write_megatron(folder / "books_text_document", [[*tokens, eos] for tokens in documents], range(61))
     return folder
 
 

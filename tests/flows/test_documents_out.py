@@ -427,7 +427,7 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
         process = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
         assert process.returncode == 0, process.stderr
         again = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
-        other = publish(project, environment, *arguments, "--dropped", "--out", "hf://datasets/ann/letters")
+        different_export = publish(project, environment, *arguments, "--dropped", "--out", "hf://datasets/ann/letters")
     exported(project, tmp_path / "out", *arguments)
     stored = {name: content for name, content in hub.files["ann/letters"].items() if name != ".gitattributes"}
     assert stored == files_in(tmp_path / "out")
@@ -435,8 +435,8 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
     assert hub.tokens == {SECRET}
     assert hub.commits[-1] == ["_documents.json"]  # last: the data set is incomplete before it
     assert "nothing changed" in again.stdout
-    assert (other.returncode, "already holds another export" in other.stderr) == (2, True)
-    output = "".join(published.stdout + published.stderr for published in (process, again, other))
+    assert (different_export.returncode, "already holds another export" in different_export.stderr) == (2, True)
+    output = "".join(published.stdout + published.stderr for published in (process, again, different_export))
     assert SECRET not in output + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))
 
 

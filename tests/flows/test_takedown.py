@@ -1,4 +1,4 @@
-"""Which documents a list takes down."""
+"""Documents selected by a takedown list."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ IDS = [document_id("web", locator, locator) for locator in LOCATORS]
 def inputs(tmp_path: Path) -> dict[str, Path]:
     """Four documents in two shards; the last two are near-duplicates, of which the last one was dropped."""
     for shard, rows in enumerate(([0, 1], [2, 3])):
-        own = pa.array([IDS[row] for row in rows], pa.binary(16))
+        shard_ids = pa.array([IDS[row] for row in rows], pa.binary(16))
         locators = [LOCATORS[row] for row in rows]
         write_table(
             tmp_path / "ingest" / f"part-{shard}.parquet",
             pa.table(
                 [
-                    own,
+                    shard_ids,
                     pa.array(["web", "web"]).dictionary_encode(),
                     pa.array(locators),
                     pa.array(locators, pa.large_string()),
@@ -45,7 +45,9 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
         clusters = [IDS[2] if row > 1 else IDS[row] for row in rows]
         write_table(
             tmp_path / "dedup" / f"part-{shard}.parquet",
-            pa.table({"id": own, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}),
+            pa.table(
+                {"id": shard_ids, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}
+            ),
         )
     write_table(
         tmp_path / "dedup" / "clusters.parquet",
@@ -60,8 +62,8 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(inputs: dict[str, Path]) -> None:
-    found, missing = find_documents(inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32])
-    assert {one: entry["shard"] for one, entry in found.items()} == {
+    documents, missing = find_documents(inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32])
+    assert {name: entry["shard"] for name, entry in documents.items()} == {
         IDS[0]: "part-0.parquet",
         IDS[1]: "part-0.parquet",
         IDS[3]: "part-1.parquet",
@@ -71,7 +73,7 @@ def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(i
 
 
 def test_an_address_in_the_metadata_finds_its_documents_too(inputs: dict[str, Path]) -> None:
-    """As `trace` shows it for documents that were rows of a file."""
+    """Documents from rows of a file have their address in the metadata, as `trace` shows it."""
     shard = inputs["ingest"] / "part-1.parquet"
     table = pq.read_table(shard)
     rows = ['{"url": "https://b.example/2"}', '{"title": "no address"}']
@@ -81,8 +83,8 @@ def test_an_address_in_the_metadata_finds_its_documents_too(inputs: dict[str, Pa
             table.schema.get_field_index("metadata"), "metadata", pa.array(rows, table.schema.field("metadata").type)
         ),
     )
-    found, missing = find_documents(inputs, ["https://b.example/2", "https://b.example/3"])
-    assert (list(found), missing) == ([IDS[2]], ["https://b.example/3"])
+    documents, missing = find_documents(inputs, ["https://b.example/2", "https://b.example/3"])
+    assert (list(documents), missing) == ([IDS[2]], ["https://b.example/3"])
     assert find_document(inputs, "https://b.example/2")[1:] == ("part-1.parquet", 0)
     with pytest.raises(DocumentNotFoundError, match="no document has the id, locator or address 'https://b"):
         find_document(inputs, "https://b.example/3")

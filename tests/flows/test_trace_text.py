@@ -1,4 +1,4 @@
-"""Passages of a text are traced back to the documents of training rows, and to the steps that read them."""
+"""Passages of a text are traced to documents of training rows, and to the steps that read them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prose(rng: random.Random) -> str:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A run up to its index: 60 documents of two sources."""
+    """A run up to its text index: 60 documents of two sources."""
     folder, rng = tmp_path_factory.mktemp("traced"), random.Random(8)
     for source in ("web", "books"):
         lines = [json.dumps({"text": prose(rng), "url": f"https://{source}.example/{number}"}) for number in range(60)]
@@ -64,7 +64,7 @@ def tokenizer(traced: Session) -> TextTokenizer:
 
 
 def pieces(session: Session) -> list[dict[str, Any]]:
-    """Every piece of a document in the training rows, with its tokens."""
+    """Return every document piece of the training rows with its tokens."""
     packed = PackedSet(session.folder("mix").data)
     rows = list(range(packed.rows))
     return [
@@ -77,7 +77,7 @@ def pieces(session: Session) -> list[dict[str, Any]]:
 def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
-    """With 8 tokens of it or more in a row; the row, the document and its place there are the right ones."""
+    """Spans have 8 or more tokens in a row; the found row, document and position are exact."""
     rng, planted = random.Random(1), 0
     for piece in pieces(traced)[::6]:
         text = tokenizer.decode([token for token in piece["tokens"].tolist() if token != tokenizer.eos])
@@ -86,10 +86,10 @@ def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
             continue
         begin = rng.randrange(len(words) - 10)
         span = " ".join(words[begin : begin + 10])
-        (found,) = trace_text(traced, span)["spans"]
-        assert (found["text"].strip(), found["begin"] <= 1, found["end"]) == (span, True, len(span))
-        assert found["tokens"] >= 8
-        places = {(place["id"], place["row"]) for place in found["places"]}
+        (traced_span,) = trace_text(traced, span)["spans"]
+        assert (traced_span["text"].strip(), traced_span["begin"] <= 1, traced_span["end"]) == (span, True, len(span))
+        assert traced_span["tokens"] >= 8
+        places = {(place["id"], place["row"]) for place in traced_span["places"]}
         assert (piece["id"].hex(), piece["row"]) in places
         planted += 1
     assert planted > 10
@@ -106,9 +106,9 @@ def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_end
             continue
         begin = rng.randrange(len(text) - 60)
         span = text[begin : begin + 60]
-        whole = " ".join(span.split(" ")[1:-1])
+        inner_words = " ".join(span.split(" ")[1:-1])
         longest = trace_text(traced, f"0000 {span}")["spans"][0]
-        assert whole in longest["text"]
+        assert inner_words in longest["text"]
         assert longest["text"].strip() in text
         planted += 1
     assert planted > 10
@@ -117,10 +117,10 @@ def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_end
 def test_a_place_says_document_address_row_and_the_steps_that_read_it(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
-    piece = next(one for one in pieces(traced) if one["length"] > 40)
+    piece = next(candidate for candidate in pieces(traced) if candidate["length"] > 40)
     span = tokenizer.decode(piece["tokens"][5:35].tolist())
-    found = trace_text(traced, span)
-    place = next(place for place in found["spans"][0]["places"] if place["row"] == piece["row"])
+    answer = trace_text(traced, span)
+    place = next(place for place in answer["spans"][0]["places"] if place["row"] == piece["row"])
     assert place["id"] == piece["id"].hex()
     assert place["url"].startswith(f"https://{place['source']}.example/")
     assert 0 <= place["offset"] - piece["offset"] <= 10
@@ -135,28 +135,30 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
     ends = [
-        (one["tokens"][4:size].tolist(), one)
-        for one, size in zip([one for one in pieces(traced) if one["length"] > 50][:3], (20, 44, 30), strict=True)
+        (piece["tokens"][4:size].tolist(), piece)
+        for piece, size in zip(
+            [piece for piece in pieces(traced) if piece["length"] > 50][:3], (20, 44, 30), strict=True
+        )
     ]
     text = " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens, _ in ends)
-    found = trace_text(traced, text)
-    sizes = [span["tokens"] for span in found["spans"]]
+    answer = trace_text(traced, text)
+    sizes = [span["tokens"] for span in answer["spans"]]
     assert sizes == sorted(sizes, reverse=True)
     assert (len(sizes), sizes[0] >= 39) == (3, True)
-    assert 0 < found["covered"] < found["characters"] == len(text)
-    assert all(span["text"] == text[span["begin"] : span["end"]] for span in found["spans"])
+    assert 0 < answer["covered"] < answer["characters"] == len(text)
+    assert all(span["text"] == text[span["begin"] : span["end"]] for span in answer["spans"])
 
 
 @pytest.mark.parametrize("text", ["", "\n", "   ", "gr", "0 1 2 3 4 5 6 7 8 9 " * 9, "\N{SNOWMAN}" * 40, "\x00" * 30])
 def test_a_text_that_is_nowhere_has_no_passages(traced: Session, text: str) -> None:
-    found = trace_text(traced, text)
-    assert (found["found"], found["covered"], found["spans"]) == (0, 0, [])
+    answer = trace_text(traced, text)
+    assert (answer["found"], answer["covered"], answer["spans"]) == (0, 0, [])
 
 
 def test_of_very_many_passages_the_longest_are_described(traced: Session, tokenizer: TextTokenizer) -> None:
-    some = [one["tokens"][2:14].tolist() for one in pieces(traced) if one["length"] > 20][: MOST_SPANS + 9]
-    found = trace_text(traced, " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens in some))
-    assert len(found["spans"]) == MOST_SPANS < found["found"]
+    some = [piece["tokens"][2:14].tolist() for piece in pieces(traced) if piece["length"] > 20][: MOST_SPANS + 9]
+    answer = trace_text(traced, " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens in some))
+    assert len(answer["spans"]) == MOST_SPANS < answer["found"]
 
 
 def test_the_command_reads_a_file_and_standard_input_alike(
@@ -184,10 +186,12 @@ def test_an_answer_of_a_chat_is_traced_as_a_file_is_and_from_python_too(
     assert f"row {pieces(traced)[3]['row']} from token" in printed
     trace_answer(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root), text)
     assert capsys.readouterr().out.startswith("(the training rows are not indexed yet; run: ")
-    found = gristmill.Store(traced.store.root).run().trace_text(text)
-    assert found.covered == trace_text(traced, text)["covered"]
-    assert [one["text"] for one in found.spans] == [one["text"] for one in trace_text(traced, text)["spans"]]
-    found.show()
+    python_answer = gristmill.Store(traced.store.root).run().trace_text(text)
+    assert python_answer.covered == trace_text(traced, text)["covered"]
+    assert [traced_span["text"] for traced_span in python_answer.spans] == [
+        traced_span["text"] for traced_span in trace_text(traced, text)["spans"]
+    ]
+    python_answer.show()
     assert "will read it" in capsys.readouterr().out
 
 
@@ -197,6 +201,6 @@ def test_without_an_index_a_sentence_says_what_to_add(traced: Session) -> None:
     bare = open_session(str(folder / "bare.yaml"), [], str(traced.store.root))
     with pytest.raises(TraceError, match=r"add the section `text_index: \{\}` after `mix:`, and run: .*text_index"):
         trace_text(bare, "a text")
-    other = open_session(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root))
+    unindexed = open_session(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root))
     with pytest.raises(TraceError, match=r"the training rows are not indexed yet; run: .* --until text_index"):
-        trace_text(other, "a text")
+        trace_text(unindexed, "a text")

@@ -1,4 +1,4 @@
-"""What was trained on, in the order of the European Commission's template, from the manifest and the store alone."""
+"""The summary of training content, in the order of the European Commission's template, from manifest and store."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["report", "m.yaml", *arguments])
-    assert done.exit_code == 0, done.output
-    return Path(done.output.strip()).read_text()
+    outcome = CliRunner().invoke(app, ["report", "m.yaml", *arguments])
+    assert outcome.exit_code == 0, outcome.output
+    return Path(outcome.output.strip()).read_text()
 
 
 @pytest.mark.slow
 def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_open(prepared: Path) -> None:
-    refused = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
-    assert refused.exit_code == 2
-    assert "ingest is not committed, so there are no documents" in refused.output
+    outcome = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
+    assert outcome.exit_code == 2
+    assert "ingest is not committed, so there are no documents" in outcome.output
     assert CliRunner().invoke(app, ["run", "m.yaml", "--no-ui", "--until", "filter"]).exit_code == 0
     lines = report("--training-summary", "--format", "md").splitlines()
     titles = [line for line in lines if line.startswith("##")]
@@ -76,5 +76,5 @@ def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_o
     page = report("--training-summary")
     assert "<td>mill.org</td>" in page
     assert "# mine" in report("--format", "md")
-    assert report("--out", "written.md").startswith("# mine")  # as the file ends, unless something else is asked for
+    assert report("--out", "written.md").startswith("# mine")  # the file's suffix chooses the format by default
     assert report("--out", "other.md", "--format", "html").startswith("<!doctype html>")

@@ -1,4 +1,4 @@
-"""`gristmill try` shows what a function would do, before it stands in a manifest."""
+"""`gristmill try` shows the effects of a function before a manifest uses it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrong(text: str, nothing) -> dict: ...
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files with 40 documents, every fourth of which says red twice and has two blanks in a row."""
+    """Two files with 40 documents; every fourth contains "red" twice and a double space."""
     (tmp_path / "steps.py").write_text(STEPS)
     for file in ("a", "b"):
         lines = [
@@ -52,10 +52,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tried(*arguments: str) -> dict[str, Any]:
-    ran = run(*arguments, "--json")
-    assert ran.exit_code == 0, ran.output
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    process = run(*arguments, "--json")
+    assert process.exit_code == 0, process.output
+    report: dict[str, Any] = json.loads(process.stdout)
+    return report
 
 
 def run(*arguments: str) -> Result:
@@ -63,54 +63,54 @@ def run(*arguments: str) -> Result:
 
 
 def test_an_annotators_columns_drops_and_cost_are_shown(folder: Path) -> None:
-    found = tried("./steps.py:count_word", "--on", "*.jsonl", "--max", "magic=1", "--documents", "30")
-    assert (found["kind"], found["documents"]) == ("annotate", 30)
-    magic, first, is_long = (found["columns"][name] for name in ("magic", "first", "is_long"))
+    report = tried("./steps.py:count_word", "--on", "*.jsonl", "--max", "magic=1", "--documents", "30")
+    assert (report["kind"], report["documents"]) == ("annotate", 30)
+    magic, first, is_long = (report["columns"][name] for name in ("magic", "first", "is_long"))
     assert (magic["min"], magic["median"], magic["max"], magic["missing"]) == (0, 0, 2, 0)
     assert magic["bars"][0] == "█"
     assert first["values"] == {"document": 30}
     assert is_long["values"] == {"False": 30}
-    assert found["dropped"]["by_reason"] == {"annotate/max_magic": 8}
-    assert found["dropped"]["shown"][0]["locator"] == "a.jsonl#1"
-    assert found["dropped"]["shown"][0]["values"]["magic"] == 2
-    assert found["whole"]["seconds"] == pytest.approx(found["whole"]["documents"] * found["seconds"] / 30)
-    assert 25 <= found["whole"]["documents"] <= 60
+    assert report["dropped"]["by_reason"] == {"annotate/max_magic": 8}
+    assert report["dropped"]["shown"][0]["locator"] == "a.jsonl#1"
+    assert report["dropped"]["shown"][0]["values"]["magic"] == 2
+    assert report["whole"]["seconds"] == pytest.approx(report["whole"]["documents"] * report["seconds"] / 30)
+    assert 25 <= report["whole"]["documents"] <= 60
     assert tried("./steps.py:count_word", "--on", "a.jsonl", "--with", "word=blue")["columns"]["magic"]["max"] == 1
 
 
 def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_are(folder: Path) -> None:
-    found = tried("./steps.py:count_word", "--on", "*.jsonl")
-    assert (found["documents"], found["whole"]["documents"]) == (40, 40)
-    assert found["on"].startswith("2 of 2 files")
+    report = tried("./steps.py:count_word", "--on", "*.jsonl")
+    assert (report["documents"], report["whole"]["documents"]) == (40, 40)
+    assert report["on"].startswith("2 of 2 files")
 
 
 def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
-    found = tried("./steps.py:tidy", "--on", "a.jsonl")
-    assert (found["kind"], found["edits"]["changed"], found["edits"]["bytes_removed"]) == (
+    report = tried("./steps.py:tidy", "--on", "a.jsonl")
+    assert (report["kind"], report["edits"]["changed"], report["edits"]["bytes_removed"]) == (
         "edit",
         5,
-        found["edits"]["bytes_added"] + 5,
+        report["edits"]["bytes_added"] + 5,
     )
-    shown = found["edits"]["shown"][0]
-    assert shown["locator"] == "a.jsonl#1"
-    one = shown["differences"][0]
-    assert one["left"] + one["before"] + one["right"] == "document 0 red  and red"
-    assert one["left"] + one["after"] + one["right"] == "document 0 red and red"
+    first_edit = report["edits"]["shown"][0]
+    assert first_edit["locator"] == "a.jsonl#1"
+    difference = first_edit["differences"][0]
+    assert difference["left"] + difference["before"] + difference["right"] == "document 0 red  and red"
+    assert difference["left"] + difference["after"] + difference["right"] == "document 0 red and red"
 
 
 @pytest.mark.slow
 def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> None:
     (folder / "c.lines").write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    found = tried("./steps.py:read_lines", "--on", "c.lines")
-    assert (found["kind"], found["records"], found["documents"]) == ("read", 3, 2)
-    assert found["quarantined"] == [{"record": 2, "error": "ValueError: an empty line (steps.py, line 14)"}]
-    assert [one["locator"] for one in found["shown"]] == ["c.lines#1", "c.lines#3"]
+    report = tried("./steps.py:read_lines", "--on", "c.lines")
+    assert (report["kind"], report["records"], report["documents"]) == ("read", 3, 2)
+    assert report["quarantined"] == [{"record": 2, "error": "ValueError: an empty line (steps.py, line 14)"}]
+    assert [record["locator"] for record in report["shown"]] == ["c.lines#1", "c.lines#3"]
 
 
 def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder: Path) -> None:
-    found = tried("./steps.py:fails", "--on", "a.jsonl")
-    assert found["errors"]["total"] == 15
-    assert found["errors"]["shown"][0] == {
+    report = tried("./steps.py:fails", "--on", "a.jsonl")
+    assert report["errors"]["total"] == 15
+    assert report["errors"]["shown"][0] == {
         "locator": "a.jsonl#2",
         "error": "ZeroDivisionError: division by zero (steps.py, line 9)",
     }
@@ -120,25 +120,29 @@ def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder:
 @pytest.mark.slow
 def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: Path) -> None:
     step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
-    before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")
-    assert before["documents"] == 40
+    report_before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")
+    assert report_before["documents"] == 40
     command = ["run", "m.yaml", "--until", "annotate", "--no-ui", "--set", step]
     subprocess.run([sys.executable, "-m", "gristmill", *command], check=True, capture_output=True)
     arguments = ("./steps.py:doubled", "--on", "lines", "--manifest", "m.yaml", "--documents", "10", "--set", step)
-    after = tried(*arguments)
-    assert (after["documents"], after["whole"]["documents"], after["whole"]["is_exact"]) == (10, 30, True)
-    assert after["on"] == "source 'lines' of the run, as annotate left them"
-    assert after["columns"]["twice"]["max"] == 0
+    report_after = tried(*arguments)
+    assert (report_after["documents"], report_after["whole"]["documents"], report_after["whole"]["is_exact"]) == (
+        10,
+        30,
+        True,
+    )
+    assert report_after["on"] == "source 'lines' of the run, as annotate left them"
+    assert report_after["columns"]["twice"]["max"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["count_word", "tidy", "fails", "unsteady", "read_lines"])
 def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    ran = run(f"./steps.py:{name}", "--on", "a.jsonl")
-    assert ran.exit_code == 0, ran.output
-    assert max(map(len, ran.stdout.splitlines())) <= 60
-    assert "per second" in ran.stdout
+    process = run(f"./steps.py:{name}", "--on", "a.jsonl")
+    assert process.exit_code == 0, process.output
+    assert max(map(len, process.stdout.splitlines())) <= 60
+    assert "per second" in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -162,6 +166,6 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
     ],
 )
 def test_what_cannot_be_tried_is_said_in_a_sentence(folder: Path, arguments: list[str], says: str) -> None:
-    ran = run(*arguments)
-    assert ran.exit_code == 2
-    assert says in " ".join(ran.output.split())
+    process = run(*arguments)
+    assert process.exit_code == 2
+    assert says in " ".join(process.output.split())

@@ -1,4 +1,4 @@
-"""From another terminal one sees how far a stage is, and what it prints."""
+"""Progress and output of a running stage, seen from another terminal."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def session_of(runner: Runner) -> Session:
 def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 4}, second={})
     session = session_of(runner)
-    seen: list[str] = []
+    followed_lines: list[str] = []
 
     def look(event: dict[str, object]) -> None:
         if event["event"] != "progress":
             return
         row = stage_states(session)[1]
-        seen.append(f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}")
-        if len(seen) == 1:
+        followed_lines.append(f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}")
+        if len(followed_lines) == 1:
             assert describe_running(row, row["progress"]["started"] + 130).startswith("for 2 m 10 s")
             assert find_log(session, None, None).name == "1.log"
 
     runner.observer.on_event = look  # type: ignore[attr-defined]
     runner.run_stage("first")
     runner.run_stage("second")
-    assert len(seen) == 4
-    assert all(line.startswith("running: ") for line in seen)
+    assert len(followed_lines) == 4
+    assert all(line.startswith("running: ") for line in followed_lines)
     log = find_log(session, "second", None)
     assert "".join(read_log(log, None, follow=True)) == "a line for the log\n"
 
@@ -90,7 +90,7 @@ def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(tmp_path: 
     assert describe_progress(read_progress(tmp_path, 3)) == ""
     progress.note({"event": "warning", "message": "not progress"})
     progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
-    assert "done" not in read_json(tmp_path / "3.progress.json"), "written twice within the pause"
+    assert "done" not in read_json(tmp_path / "3.progress.json"), "progress was written twice within the pause"
     progress.close()
     assert read_json(tmp_path / "3.progress.json")["done"] == 1
 
@@ -149,9 +149,9 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
     rows = stage_states(session)
     assert rows[0]["documents"] == {"read": 28, "kept": 8, "quarantined": 1, "dropped": {"rules/short": 12, "b": 7}}
     print_status(session, rows)
-    shown = capsys.readouterr().out
-    wanted = "first: kept 8 of 28 documents; dropped most by rules/short 12, b 7, quarantined 1"
-    assert wanted in " ".join(shown.split())
+    output = capsys.readouterr().out
+    expected_line = "first: kept 8 of 28 documents; dropped most by rules/short 12, b 7, quarantined 1"
+    assert expected_line in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
     toy_runner: Make, number: int, advice: str
 ) -> None:
-    told = why_the_store_failed(OSError(number, os.strerror(number), "/a/b"), session_of(toy_runner(first={"n": 1})))
-    assert re.search(advice, told)
+    message = why_the_store_failed(OSError(number, os.strerror(number), "/a/b"), session_of(toy_runner(first={"n": 1})))
+    assert re.search(advice, message)
 
 
 def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(toy_runner: Make) -> None:
     session = replace(session_of(toy_runner(first={"n": 1})), store_option="small/store")
-    told = why_the_store_failed(OSError(errno.ENOSPC, "No space left on device"), session)
-    assert "cannot be used: no space left on device; committed outputs stay." in told
-    assert "gc --store small/store lists deletable outputs)" in told
+    message = why_the_store_failed(OSError(errno.ENOSPC, "No space left on device"), session)
+    assert "cannot be used: no space left on device; committed outputs stay." in message
+    assert "gc --store small/store lists deletable outputs)" in message

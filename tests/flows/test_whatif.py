@@ -1,4 +1,4 @@
-"""The list of thresholds: what each drops, and what the next looser and the next stricter one would."""
+"""The list of thresholds: documents dropped by each, and by its next looser and next stricter value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, 
 
 
 def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Path]:
-    """Outputs of a filter that measured (words, mean word length) of each document."""
+    """Write outputs of a filter that measured (words, mean word length) of each document."""
     inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
     for number, rows in enumerate(shards):
         texts = [f"{number} {row}" for row in range(len(rows))]
@@ -52,14 +52,14 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
 
 
 def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dict[str, Any]]:
-    """The thresholds of `filtered` documents."""
+    """Return the thresholds of `filtered` documents by key."""
     inputs = filtered(folder, shards)
     rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
     with (
         patch("gristmill.flows.questions.whatif._measured_inputs", return_value=inputs),
         patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}),
     ):
-        return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
+        return {threshold["key"]: threshold for threshold in thresholds(None)}  # type: ignore[arg-type]
 
 
 ROWS = st.lists(
@@ -72,10 +72,10 @@ ROWS = st.lists(
 def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     shards: list[list[tuple[int, float]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    found = listed(tmp_path_factory.mktemp("whatif"), shards)
+    thresholds_by_key = listed(tmp_path_factory.mktemp("whatif"), shards)
     rows = [row for shard in shards for row in shard]
-    words = found["filter.gopher_quality.min_words"]
-    lengths = found["filter.gopher_quality.max_mean_word_length"]
+    words = thresholds_by_key["filter.gopher_quality.min_words"]
+    lengths = thresholds_by_key["filter.gopher_quality.max_mean_word_length"]
     assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (50, 45, 55)
     assert (lengths["bound"], lengths["looser"]["bound"], lengths["stricter"]["bound"]) == (10, 11, 9)
     assert [part["failing"] for part in (words["looser"], words, words["stricter"])] == [
@@ -91,11 +91,11 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
 def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
     inputs = filtered(tmp_path, [[(45, 5.0), (46, 11.5), (47, 6.0), (30, 5.0)], [(48, 11.0)]])
     looser = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 40, "max_mean_word_length": 10.0}}]})
-    before, after = (
+    current_rules, looser_rules = (
         {"filter": rules_of(filter_stage.rules, "filter", section, ["words", "mean_word_length"])}
         for section in (SECTION, looser)
     )
-    result = replay(Comparison(inputs, before, after), 10, None)
+    result = replay(Comparison(inputs, current_rules, looser_rules), 10, None)
     (cut,) = result["cuts"]
     assert [sample["value"] for sample in cut["passing"]] == [45.0, 47.0]
     assert [sample["value"] for sample in cut["failing"]] == [30.0]
@@ -106,8 +106,8 @@ def test_the_list_can_be_typed_as_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    found = listed(tmp_path, [[(48, 5.0), (60, 5.0)]])
-    print_thresholds(list(found.values()), "gristmill whatif m.yaml --set KEY=VALUE")
+    thresholds_by_key = listed(tmp_path, [[(48, 5.0), (60, 5.0)]])
+    print_thresholds(list(thresholds_by_key.values()), "gristmill whatif m.yaml --set KEY=VALUE")
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["filter.gopher_quality.min_words=50", "1", "1", "45:", "0", "55:", "1"]
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
@@ -117,6 +117,6 @@ def test_the_list_can_be_typed_as_settings(
 def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     idle = {"bound": 1, "failing": 0, "only": 0, "looser": None, "stricter": None}
     print_thresholds([{**idle, "key": f"filter.by_language.x.k{number}"} for number in range(MOST_IDLE + 5)], "whatif")
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{MOST_IDLE + 5} more drop nothing" in said
-    assert f"k{MOST_IDLE - 1}, and 5 others" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"{MOST_IDLE + 5} more drop nothing" in output
+    assert f"k{MOST_IDLE - 1}, and 5 others" in output

@@ -1,4 +1,4 @@
-"""The worked examples of pages of docs/ run in an empty folder, and print what the pages say: `make test-docs`."""
+"""The worked examples of pages of docs/ run in an empty folder and print the pages' output: `make test-docs`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEEDED: dict[str, Any] = {
     "sft": {"data": [{"path": "chats.jsonl"}], "steps": 10},
     "dpo": {"data": [{"path": "pairs.jsonl"}], "steps": 10},
 }
-"""What stands in a manifest beside the keys that a page shows."""
+"""Keys that complete the manifest fragments of a page."""
 ADDRESS = "http://127.0.0.1:8000/v1"
 
 
@@ -40,12 +40,12 @@ def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
     assert run_page(ROOT / "docs" / name, tmp_path) >= 3
 
 
-def answer(asked: str, before: int) -> str:
-    """A lesson or a sum that is right every other time, or what a judge thinks of a text."""
-    if '"score"' in asked:
+def answer(prompt: str, earlier_requests: int) -> str:
+    """Return a lesson, a sum that is right every other time, or a judgement of a text."""
+    if '"score"' in prompt:
         return json.dumps({"score": 4, "reason": "it teaches"})
-    number = re.search(r"What is (\d+) and", asked)
-    return f"A lesson about {asked[-60:-40]}." if number is None else f"{int(number[1]) * 2 + before % 2}"
+    number = re.search(r"What is (\d+) and", prompt)
+    return f"A lesson about {prompt[-60:-40]}." if number is None else f"{int(number[1]) * 2 + earlier_requests % 2}"
 
 
 @pytest.mark.slow
@@ -63,26 +63,26 @@ def test_what_the_page_says_happens_where_a_model_answers(
 @pytest.mark.parametrize("name", MODELS_READ)
 def test_every_block_of_the_page_says_what_a_test_does_with_it(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
-    assert [block["text"] for block in MARKED.finditer(text)] == [held for _, held in BLOCK.findall(text)]
+    assert [block["text"] for block in MARKED.finditer(text)] == [block_text for _, block_text in BLOCK.findall(text)]
 
 
 @pytest.mark.parametrize("name", MODELS_READ)
 def test_sections_of_the_page_are_those_of_a_manifest(name: str, tmp_path: Path) -> None:
-    (tmp_path / "toxic.py").write_text("def score(texts):\n    return [0.0 for _ in texts]\n")  # which safety.md names
+    (tmp_path / "toxic.py").write_text("def score(texts):\n    return [0.0 for _ in texts]\n")  # named by safety.md
     marked = [(block["mark"], block["text"]) for block in MARKED.finditer((ROOT / "docs" / name).read_text())]
     sections = [text for mark, text in marked if mark == "manifest"]
     assert sections
     for text in sections:
-        shown = yaml.safe_load(textwrap.dedent(text))
-        shown = {"prepare": shown} if isinstance(shown, list) else shown
-        whole = {
+        fragment = yaml.safe_load(textwrap.dedent(text))
+        fragment = {"prepare": fragment} if isinstance(fragment, list) else fragment
+        manifest_keys = {
             **NEEDED,
             **{
                 key: {**NEEDED[key], **section} if isinstance(NEEDED.get(key), dict) else section
-                for key, section in shown.items()
+                for key, section in fragment.items()
             },
         }
-        parse_manifest(yaml.safe_dump(whole), str(tmp_path / "page.yaml"))
+        parse_manifest(yaml.safe_dump(manifest_keys), str(tmp_path / "page.yaml"))
     for text in (text for mark, text in marked if mark == "models"):
         for line in text.splitlines():
             AskedModel.model_validate(yaml.safe_load(line)["model"])

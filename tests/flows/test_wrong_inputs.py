@@ -1,4 +1,4 @@
-"""What people give by mistake: each command answers with a sentence and exit code 2, and leaves nothing behind."""
+"""Common mistakes of users: each command answers with one sentence and exit code 2, and leaves no files."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ OF_MANIFESTS = [
     "mixtures sweep {} --weights grid.yaml --steps 2",
     "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
 ]
-"""Every command that takes a manifest, `plan` apart."""
+"""Every command that takes a manifest, except `plan`."""
 WRONG_FOR_ALL = ("absent.yaml", "folder.yaml", "good.yaml --set name.x=1", "good.yaml --store a-file")
 ANSWERS = {
     "run good.yaml --until nosuch": "no such stage: 'nosuch'; stages are generate, ingest, clean",
@@ -298,7 +298,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    # Otherwise they are put together anew for every command, which takes longer than most of them.
+    # Otherwise every command assembles them anew, which takes longer than most commands.
     monkeypatch.setattr("typer.testing._get_command", lambda app: COMMANDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRISTMILL_STORE", str(tmp_path / "store"))
@@ -306,7 +306,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_refused(command: str, sentence: str, project: Path) -> None:
-    before = set(project.rglob("*"))
+    paths_before = set(project.rglob("*"))
     arguments = [part for part in command.split(" ") if part]
 
     result = CliRunner().invoke(app, arguments, input="", terminal_width=1000)
@@ -314,7 +314,7 @@ def assert_refused(command: str, sentence: str, project: Path) -> None:
     assert isinstance(result.exception, SystemExit), f"{command}: {result.exception!r}"
     assert (result.exit_code, sentence in result.output) == (2, True), f"{command}:\n{result.output}"
     assert "Errno" not in result.output, f"{command}:\n{result.output}"
-    assert set(project.rglob("*")) == before, f"{command} has written something"
+    assert set(project.rglob("*")) == paths_before, f"{command} left files"
 
 
 @pytest.mark.parametrize("manifest", WRONG_MANIFESTS)
