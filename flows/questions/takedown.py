@@ -103,7 +103,7 @@ def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[di
     locators = sorted({name for name in names if not _is_id(name)})
     urls = [locator for locator in locators if "://" in locator]
     id_values = pa.array(list(ids), pa.binary(ID_BYTES))
-    locator_values = pa.array(locators)
+    locator_values = pa.array(locators, pa.string())
     url_values = pa.array(urls, pa.string())
     columns = ["id", "source", "locator"]
     if urls:
