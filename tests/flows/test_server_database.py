@@ -191,7 +191,7 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=60)
     # The database holds the server's records after the server has ended.
-    assert ask(cluster, "select name, state_type::text from flow_run") == [("tiny.yaml", "COMPLETED")]
+    assert ask(cluster, "select name, state_type::text from flow_run") == [("tiny", "COMPLETED")]
     assert ask(cluster, "select name, state_name from task_run") == [("ingest", "Completed")]
     assert not (tmp_path / "prefect" / "prefect.db").exists()
     assert f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres" in output.read_text()
