@@ -124,7 +124,7 @@ def test_split_of_a_source(tmp_path: Path, split: object, locators: list[str], h
     [
         ({"split": "sentences"}, "`chapters`"),
         ({"split": "chapters", "format": "jsonl"}, "jsonl"),
-        ({"split": {"paragraphs": 9}, "format": "hf"}, "hf|rows"),
+        ({"split": {"paragraphs": 9}, "format": "hf"}, "rows"),
         ({"split": {"paragraphs": 0}}, "greater than 0"),
     ],
 )

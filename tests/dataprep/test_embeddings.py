@@ -157,7 +157,7 @@ def test_invalid_model_folder_is_rejected(tmp_path: Path, mini_lm: Path) -> None
     (broken / "modules.json").write_text(json.dumps(modules))
     assert "'Dense'" in refusal(path=str(broken))
     assert "onnx/model.onnx" in refusal(path=str(mini_lm), onnx="onnx/model.onnx")
-    assert "4" in refusal(path=str(mini_lm), window_tokens=10, overlap_tokens=4)
+    assert " 4 " in refusal(path=str(mini_lm), window_tokens=10, overlap_tokens=4)
 
 
 def test_missing_package_is_named_with_its_extra(mini_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
