@@ -370,7 +370,10 @@ def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> 
         ({"gives": "pairs"}, "pairs"),
         ({"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]}, "pairs .*two answers"),
         ({"compare": {}}, "compare .*per_prompt .*1"),
-        ({"compare": {}, "per_prompt": 2, "rewards": [{"kind": "regex", "pattern": "a"}]}, "compare.*rewards|rewards.*compare"),
+        (
+            {"compare": {}, "per_prompt": 2, "rewards": [{"kind": "regex", "pattern": "a"}]},
+            "compare.*rewards|rewards.*compare",
+        ),
         ({"rewards": [{"kind": "model"}]}, "model .*`path`"),
         ({"rewards": [{"kind": "length", "target_tokens": 3}]}, "expected tags"),
         ({"revise": {"principles": []}}, "principles"),
