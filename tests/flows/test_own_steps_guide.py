@@ -29,7 +29,7 @@ TEXTS = [
 ]
 KEPT = {
     "steps.py": [1, 2],
-    "model_config.py": [0, 2],
+    "shape.py": [0, 2],
     "recipes.py": [0],
     "batches.py": [1, 2],
     "tidy.py": [0, 1, 2],
@@ -39,7 +39,7 @@ KEPT = {
 
 def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
     assert len(re.findall(r"^```", GUIDE.read_text(), re.MULTILINE)) == 4 * len(EXAMPLES)
-    assert EXAMPLES.keys() == {*KEPT, "result_objects.py"}
+    assert EXAMPLES.keys() == {*KEPT, "answers.py"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -83,8 +83,8 @@ def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path)
     from gristmill.flows.stages.registry import measured_by
     from gristmill.mixtures.load import parse_manifest
 
-    source, manifest = EXAMPLES["model_config.py"]
-    (tmp_path / "model_config.py").write_text(source)
+    source, manifest = EXAMPLES["shape.py"]
+    (tmp_path / "shape.py").write_text(source)
     sections = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
     steps = parse_manifest(yaml.safe_dump(sections), str(tmp_path / "guide.yaml")).steps
     column_names = names_of({name: measured_by(step) for name, step in steps.items()})
