@@ -94,12 +94,12 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
 
 
 def test_tokens_are_those_of_all_epochs_that_a_source_allows(data: Path, tmp_path: Path) -> None:
-    """Four epochs of 60 % of the text, at four bytes per token."""
+    """Four epochs of 20 % of the text, at four bytes per token."""
     look = replace(look_at("a", str(data / "books.parquet")), text_bytes=10_000_000)
     manifest = parse_manifest(write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")), "a.yaml")
     assert manifest.mix is not None
     assert manifest.sources["a"].max_epochs == 4
-    assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.6 * 4, rel=0.01)
+    assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.2 * 4, rel=0.01)
 
 
 @pytest.mark.slow
