@@ -62,6 +62,7 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(run_step: Callable[...,
     assert "differs" not in summary
 
 
+@pytest.mark.slow
 def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(run_step: Callable[..., Any]) -> None:
     typed_dict = """
 from typing import TypedDict

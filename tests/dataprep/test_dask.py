@@ -42,6 +42,7 @@ def test_cluster_workers_run_the_tasks(tmp_path: Path, cluster: Cluster) -> None
     assert {result["pid"] for result in results} <= {worker.pid for worker in cluster.workers}
 
 
+@pytest.mark.slow
 def test_cluster_workers_get_user_code_by_value(tmp_path: Path, cluster: Cluster) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "words.py").write_text("def count(text):\n    return len(text.split())\n")

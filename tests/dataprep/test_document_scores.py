@@ -94,6 +94,7 @@ def test_classes_are_columns_beside_the_likeliest_class(run_step: Run, domains: 
     assert len({row["domain"] for row in rows}) > 1
 
 
+@pytest.mark.slow
 def test_classes_can_be_selected_and_scored_as_logits(run_step: Run, domains: Path) -> None:
     model = {"path": str(domains), "classes": ["News"], "values": "logits"}
     _, rows = run_step({"model": model, "max": {"News": 0}}, shards=1)
@@ -103,6 +104,7 @@ def test_classes_can_be_selected_and_scored_as_logits(run_step: Run, domains: Pa
     assert [row["keep"] for row in rows] == [value <= 0 for value in scores]
 
 
+@pytest.mark.slow
 def test_multi_label_classes_have_independent_probabilities(tmp_path: Path) -> None:
     folder = write_classifier(
         tmp_path / "toxic", classes=["toxic", "insult"], problem_type="multi_label_classification"

@@ -114,6 +114,7 @@ def test_index_round_trips_through_its_file(tmp_path: Path) -> None:
         assert written.tolist() == reread.tolist()
 
 
+@pytest.mark.slow
 def test_items_without_letters_are_ignored() -> None:
     years = "1990 1991 1992 1993 1994 1995 1996 1997"
     index = build_index(pa.array([years, f"{years} was"], pa.large_string()), 8, 7)

@@ -89,6 +89,7 @@ def arrived(sent: dict[str, Shuffled]) -> dict[str, list[list[str]]]:
     }
 
 
+@pytest.mark.slow
 @for_both_forms
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_arrive_in_the_order_of_tasks_and_sendings(

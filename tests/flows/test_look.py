@@ -75,6 +75,7 @@ def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -
         assert "which is not a file" in report["languages"]["missing"]
 
 
+@pytest.mark.slow
 def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(data: Path, tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     output = look("data", "--out", "recipes/mine.yaml")
@@ -141,6 +142,7 @@ def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: 
     assert sample_of(tmp_path, documents=20)[0] == 20  # ten files are enough
 
 
+@pytest.mark.slow
 def test_text_of_compressed_files_and_tables_is_counted_not_guessed(tmp_path: Path) -> None:
     rows = [{"text": words(number, 400)} for number in range(50)]
     size = sum(len(row["text"]) for row in rows)
@@ -163,6 +165,7 @@ def test_web_pages_are_measured_by_their_text(tmp_path: Path) -> None:
         assert look_at("a", str(tmp_path / name)).text_bytes == pytest.approx(20 * len(text), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_folder_of_programs_gets_the_rules_for_programs(data: Path, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "data" / f"{number}.py").write_text("import os\n\n\ndef work() -> str:\n    return os.sep\n" * 20)

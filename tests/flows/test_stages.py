@@ -120,6 +120,7 @@ def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_lineage_names_the_weights_that_counted() -> None:
     source_weights = opened().plan["export"].recipe["lineage"]
     assert source_weights["sources"]["code"]["weight"] == opened().manifest.sources["code"].weight
@@ -167,6 +168,7 @@ def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fing
     assert opened(override).plan[stage].config[name] == int(value)  # The stage receives it all the same.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "warmup"),
     [(["sft.steps=20"], 2), (["sft.steps=400"], 20), (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15)],
@@ -239,6 +241,7 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
         open_session(str(manifest), [], "nowhere", until="quality", exactly=True)
 
 
+@pytest.mark.slow
 def test_the_stages_behind_the_last_one_of_a_run_are_those_of_the_whole_plan() -> None:
     session = opened()
     whole_plan = session.plan

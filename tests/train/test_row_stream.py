@@ -312,6 +312,7 @@ def test_stateful_loader_resumes_midway(documents: Path, workers: int) -> None:
         del iterator, loader, resumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", ["batch", "row"])
 def test_plain_loader_equals_a_plain_loop_and_starts_at_its_seek_position(documents: Path, each: Any) -> None:
     expected = list(islice(stream(documents, batch_size=4, world_size=2, rank=1), 8))

@@ -267,6 +267,7 @@ def test_unread_documents_are_not_probed_as_trained_ones(
         assert not expected or groups[group]["memorised"]["value"] == 1.0
 
 
+@pytest.mark.slow
 def test_items_in_unread_rows_are_not_leaks(packed_documents: PackedSet, reader: Reader) -> None:
     packed = packed_documents
     order = packed.order(5).rows(np.arange(10))
