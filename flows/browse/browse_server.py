@@ -100,12 +100,12 @@ def find(run: BrowsedRun, query: addresses.Find) -> str:
     Raises:
         DocumentNotFoundError: nothing, or more than one, fits.
     """
-    wanted = query.wanted.strip()
+    name = query.wanted.strip()
     try:
-        return address(DOCUMENTS, history(run.session, wanted)["id"])
+        return address(DOCUMENTS, history(run.session, name)["id"])
     except DocumentNotFoundError as not_a_document:
         try:
-            traced, _ = traced_example(run, wanted)
+            traced, _ = traced_example(run, name)
         except ABSENT:
             raise not_a_document from None
     return address(EXAMPLES_PAGE, traced["id"])
@@ -161,6 +161,6 @@ def _respond(run: BrowsedRun, page: Page, status: HTTPStatus = HTTPStatus.OK) ->
         links = navigation(run)
     except DAMAGED:
         links = [Link("overview", "/")]
-    wanted = Field("wanted", placeholder="id or locator of a document", most=4000, is_required=True)
-    header: list[Part] = [Links(links), Form("/find", [wanted], [Button("Find")], layout="find")]
+    lookup = Field("wanted", placeholder="id or locator of a document", most=4000, is_required=True)
+    header: list[Part] = [Links(links), Form("/find", [lookup], [Button("Find")], layout="find")]
     return page_response(replace(page, header=header, site=run.name), status)

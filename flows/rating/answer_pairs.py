@@ -97,21 +97,21 @@ def models_to_rate(session: Session, other: Session | None, first: str | None, s
     Raises:
         ModelNotFoundError: a stage makes no model, or has not made it yet.
     """
-    made = _stages_with_model(session)
+    trained = _stages_with_model(session)
     if other is not None:
-        first_stage = first or _last(session, made)
+        first_stage = first or _last(session, trained)
         second_stage = second or _last(other, _stages_with_model(other))
         return [
             _rated_model(session, first_stage, f"{session.manifest.name}/{first_stage}"),
             _rated_model(other, second_stage, f"{other.manifest.name}/{second_stage}"),
         ]
-    if (first is None or second is None) and len(made) < 2:
+    if (first is None or second is None) and len(trained) < 2:
         raise ModelNotFoundError(
-            f"{session.manifest_file} has made {' and '.join(made) or 'no model yet'}; two models "
+            f"{session.manifest_file} has made {' and '.join(trained) or 'no model yet'}; two models "
             "are compared: run the stages that train them, or give another manifest with --other"
         )
-    second_stage = second or next(name for name in reversed(made) if name != first)
-    first_stage = first or next(name for name in reversed(made) if name != second_stage)
+    second_stage = second or next(name for name in reversed(trained) if name != first)
+    first_stage = first or next(name for name in reversed(trained) if name != second_stage)
     if first_stage == second_stage:
         raise ModelNotFoundError(f"both models are {first_stage}; name two different stages with --first and --second")
     return [_rated_model(session, name, name) for name in (first_stage, second_stage)]
@@ -123,10 +123,10 @@ def _stages_with_model(session: Session) -> list[str]:
     ]
 
 
-def _last(session: Session, made: Sequence[str]) -> str:
-    if not made:
+def _last(session: Session, trained: Sequence[str]) -> str:
+    if not trained:
         raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
-    return made[-1]
+    return trained[-1]
 
 
 def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
